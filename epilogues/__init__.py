@@ -1,0 +1,78 @@
+"""Epilogues of matrix multiplications, written as ordinary Python functions.
+
+    >>> import torch, epilogues as ep
+    >>> from epilogues import epilogue, Row, Aux
+    >>> @epilogue
+    ... def bias_gelu_residual(acc, bias: Row, residual: Aux):
+    ...     return ep.gelu(acc + bias, approximate="tanh") + residual
+    >>> bias_gelu_residual.reference(a @ b, bias=bias, residual=residual)
+
+An epilogue is strictly elementwise: output (i, j) depends on accumulator (i, j) and on the operands' entries
+for i, j, (i, j) or all.  It is traced into an immutable :class:`EpilogueTree`; values are computed in float32
+and rounded at explicit casts and when stored, nowhere else.
+
+Where to look: ``tree`` (the data), ``operations`` (the table), ``tracing`` and ``torch_calls`` (from function
+to tree), ``refusals`` and ``validation`` (what is refused, and how), ``reference`` (what a tree means),
+``operand_shapes`` (how operands spread), ``builders`` (ready-made ones).  Nothing here knows of GEMM kernels.
+"""
+
+from . import builders
+from .declare import Epilogue, epilogue
+from .errors import BroadcastError, DtypeError, EpilogueError, ReductionError, UnsupportedOperationError
+from .functions import (
+    add,
+    cast,
+    clamp,
+    div,
+    exp,
+    gelu,
+    identity,
+    leaky_relu,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    relu,
+    sigmoid,
+    silu,
+    sub,
+    swish,
+    tanh,
+)
+from .signature import Aux, Column, Row, Scalar
+from .tree import EpilogueTree, Kind
+
+__all__ = [
+    "Aux",
+    "BroadcastError",
+    "Column",
+    "DtypeError",
+    "Epilogue",
+    "EpilogueError",
+    "EpilogueTree",
+    "Kind",
+    "ReductionError",
+    "Row",
+    "Scalar",
+    "UnsupportedOperationError",
+    "add",
+    "builders",
+    "cast",
+    "clamp",
+    "div",
+    "epilogue",
+    "exp",
+    "gelu",
+    "identity",
+    "leaky_relu",
+    "maximum",
+    "minimum",
+    "mul",
+    "neg",
+    "relu",
+    "sigmoid",
+    "silu",
+    "sub",
+    "swish",
+    "tanh",
+]

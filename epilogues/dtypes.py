@@ -1,0 +1,43 @@
+"""The dtypes of the language, under the short names the tree, its JSON form and the kernels use.
+
+    >>> from epilogues.dtypes import dtype_name, torch_dtype
+    >>> dtype_name(torch.bfloat16), torch_dtype("f16")
+    ('bf16', torch.float16)
+
+Any other dtype raises :class:`~epilogues.errors.DtypeError`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .errors import DtypeError
+
+#: short name -> torch dtype; what operands may be loaded as, values cast to, and outputs stored as.
+DTYPES: dict[str, torch.dtype] = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """The short name ("f32", "f16", "bf16") of a dtype given as a torch dtype or as its short name.
+
+    Raises:
+        DtypeError: for any other dtype.
+    """
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype
+    name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else None
+    if name is None:
+        known = ", ".join(str(known) for known in _NAMES)
+        raise DtypeError(f"dtype {dtype!r} has no place in an epilogue: expected one of {known}")
+    return name
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a short name; the inverse of :func:`dtype_name`."""
+    return DTYPES[dtype_name(name)]

@@ -1,0 +1,324 @@
+"""From an ordinary function to a tree: run the function once, on symbols instead of numbers.
+
+    >>> from epilogues.tracing import trace
+    >>> def scaled_gelu(acc, scale: Row, bias: Row):
+    ...     return torch.nn.functional.gelu(acc * scale + bias)
+    >>> tree = trace(scaled_gelu, "scaled_gelu")
+
+Contract
+--------
+* A :class:`Symbol` stands for one value of one trace.  Operators, ``epilogues`` functions, the methods of a
+  tensor and the functions of ``torch`` and ``torch.nn.functional`` of the same name all make nodes; see
+  ``torch_calls`` for the list.  Whatever is not elementwise raises there and then, naming the user's line.
+* Python numbers become constants.  Tensors from outside are refused: an epilogue's inputs are its operands.
+* Equal nodes of a trace are one object, so common subexpressions are computed once.
+* A function returns a symbol, the main output "D", or a dict of output names to symbols with "D" in it.
+* Every output depends on the accumulator, every operand is used.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from .dtypes import dtype_name, torch_dtype
+from .errors import DtypeError, EpilogueError, UnsupportedOperationError
+from .operations import OPERATIONS
+from .refusals import refuse
+from .signature import Parameter, read_parameters
+from .source import explain, function_location, user_location
+from .tree import MAIN_OUTPUT, Accumulator, Apply, Cast, Constant, EpilogueTree, Node, Operand, Store
+from .validation import validate
+
+
+class Trace:
+    """The nodes made while one function runs; equal nodes are made once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._nodes: dict[tuple[object, ...], Node] = {}
+
+    def accumulator(self) -> Symbol:
+        return self._symbol(("accumulator",), lambda: Accumulator(location=user_location()))
+
+    def operand(self, parameter: Parameter, position: int) -> Symbol:
+        def make() -> Operand:
+            return Operand(
+                parameter.name, parameter.kind, position, parameter.dtype, location=user_location()
+            )
+
+        return self._symbol(("operand", position), make)
+
+    def apply(self, operation: str, *values: Any) -> Symbol:
+        """The operation of the table on symbols and numbers."""
+        inputs = tuple(self.lift(value).node for value in values)
+        if len(inputs) != OPERATIONS[operation].arity:
+            raise AssertionError(f"{operation} takes {OPERATIONS[operation].arity} inputs, got {len(inputs)}")
+        key = (operation, *(id(node) for node in inputs))
+        return self._symbol(key, lambda: Apply(operation, inputs, location=user_location()))
+
+    def cast(self, value: Any, dtype: torch.dtype | str) -> Symbol:
+        """The value rounded to a dtype."""
+        try:
+            name = dtype_name(dtype)
+        except DtypeError as error:
+            raise DtypeError(explain(str(error), user_location())) from None
+        node = self.lift(value).node
+        return self._symbol(("cast", id(node), name), lambda: Cast(node, name, location=user_location()))
+
+    def lift(self, value: Any) -> Symbol:
+        """The symbol of a value: itself, or the constant that a Python number stands for."""
+        if isinstance(value, Symbol):
+            if value.recorder is not self:
+                raise EpilogueError(
+                    explain(
+                        f"a value of epilogue {value.recorder.name} was used in epilogue {self.name}",
+                        user_location(),
+                        instead="keep values inside the function that computes them",
+                    )
+                )
+            return value
+        if isinstance(value, torch.Tensor):
+            raise UnsupportedOperationError(
+                explain(
+                    f"a tensor of shape {tuple(value.shape)} was used that is not an operand of the epilogue",
+                    user_location(),
+                    why="an epilogue is traced once and then used with different tensors",
+                    instead="make it an operand: add a parameter annotated Row, Column, Scalar or Aux, "
+                    "and give the tensor with each call",
+                )
+            )
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            return self.constant(value)
+        raise UnsupportedOperationError(
+            explain(
+                f"expected a value of the epilogue or a Python number, got {type(value).__name__} {value!r}",
+                user_location(),
+                instead="write an int or float, or make it an operand of the epilogue",
+            )
+        )
+
+    def constant(self, value: Any) -> Symbol:
+        try:
+            number = float(value)
+        except OverflowError:
+            raise EpilogueError(explain("an integer too large for a float", user_location())) from None
+        return self._symbol(("constant", number.hex()), lambda: Constant(number, location=user_location()))
+
+    def _symbol(self, key: tuple[object, ...], make: Callable[[], Node]) -> Symbol:
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = make()
+        return Symbol(node, self)
+
+
+def trace_of(values: Iterable[Any]) -> Trace | None:
+    """The trace that the first symbol among the values belongs to; None if there is none."""
+    return next((value.recorder for value in values if isinstance(value, Symbol)), None)
+
+
+class Symbol:
+    """One value of an epilogue while its function is traced.  Computes like a tensor, elementwise only."""
+
+    __slots__ = ("node", "recorder")
+
+    def __init__(self, node: Node, recorder: Trace) -> None:
+        self.node = node
+        self.recorder = recorder
+
+    def __repr__(self) -> str:
+        node = self.node
+        if isinstance(node, Operand):
+            return f"Symbol({node.name})"
+        if isinstance(node, Constant):
+            return f"Symbol({node.value})"
+        if isinstance(node, Apply):
+            return f"Symbol({node.operation}(...))"
+        return f"Symbol({type(node).__name__.lower()})"
+
+    # arithmetic
+    def __add__(self, other: Any) -> Symbol:
+        return self.recorder.apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Symbol:
+        return self.recorder.apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Symbol:
+        return self.recorder.apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Symbol:
+        return self.recorder.apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Symbol:
+        return self.recorder.apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Symbol:
+        return self.recorder.apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Symbol:
+        return self.recorder.apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Symbol:
+        return self.recorder.apply("div", other, self)
+
+    def __neg__(self) -> Symbol:
+        return self.recorder.apply("neg", self)
+
+    def __pos__(self) -> Symbol:
+        return self
+
+    # the dtype, which is known without any tensor
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the value: that of a cast or an operand of fixed dtype, else float32."""
+        node = self.node
+        if isinstance(node, Cast):
+            return torch_dtype(node.dtype)
+        if isinstance(node, Operand):
+            if node.dtype is None:
+                raise UnsupportedOperationError(
+                    explain(
+                        f"the dtype of operand {node.name} is not known while the epilogue is traced",
+                        user_location(),
+                        instead=f"fix it in the annotation, such as {node.name}: Row[torch.float32]",
+                    )
+                )
+            return torch_dtype(node.dtype)
+        return torch.float32
+
+    # methods of a tensor, and functions of torch: by name
+    def __getattr__(self, name: str) -> Any:
+        from .torch_calls import method
+
+        return method(self, name)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        from .torch_calls import call
+
+        return call(getattr(func, "__name__", str(func)), args, dict(kwargs or {}))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """The elementwise functions and operators of numpy, by name, such as ``np.float32(2) * x``."""
+        from .torch_calls import call
+
+        return call(ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}", inputs, kwargs)
+
+    # identity, so that symbols may be keys; == on values is refused below
+    __hash__ = object.__hash__
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def method(self: Symbol, *args: Any) -> NoReturn:
+        refuse(name)
+
+    method.__name__ = name
+    return method
+
+
+# What Python may ask of a value and an epilogue has no answer to; the reasons are in the table of refusals.
+_REFUSED = (
+    "bool int float complex index len iter contains array",
+    "getitem setitem delitem lt le gt ge eq ne",
+    "matmul rmatmul pow rpow floordiv rfloordiv mod rmod divmod rdivmod abs",
+    "invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil",
+)
+for _line in _REFUSED:
+    for _name in _line.split():
+        setattr(Symbol, f"__{_name}__", _refused(f"__{_name}__"))
+
+
+def trace(function: Callable[..., Any], name: str) -> EpilogueTree:
+    """The tree that a function of the accumulator and operands computes.
+
+    Args:
+        function: see the module's contract.
+        name: what error messages call it.
+
+    Raises:
+        EpilogueError: one of its subclasses says what cannot be fused; itself, what is wrong with the
+            function's parameters or what it returns.
+    """
+    parameters = read_parameters(function, name)
+    recorder = Trace(name)
+    acc = recorder.accumulator()
+    operands = {p.name: recorder.operand(p, position) for position, p in enumerate(parameters)}
+    positional = [operands[p.name] for p in parameters if not p.keyword_only]
+    keywords = {p.name: operands[p.name] for p in parameters if p.keyword_only}
+    result = function(acc, *positional, **keywords)
+    where = function_location(function)
+    try:
+        tree = EpilogueTree(_stores(result, recorder))
+        used = {id(node) for node in tree.nodes}
+        unused = [operand_name for operand_name, value in operands.items() if id(value.node) not in used]
+        if unused:
+            raise EpilogueError(
+                f"no output depends on operand {', '.join(unused)}\n"
+                "  instead: use it in what the function returns, or remove the parameter"
+            )
+        validate(tree)
+    except EpilogueError as error:
+        message = f"epilogue {name}: {error}"
+        located = "\n  at " in message
+        raise type(error)(explain(message, None if located else where)) from None
+    return tree
+
+
+def _stores(result: Any, recorder: Trace) -> tuple[Store, ...]:
+    """The outputs that a function's return value names, the main one first."""
+    expected = f'expected a value computed from the accumulator, or a dict {{"{MAIN_OUTPUT}": value, ...}}'
+    if isinstance(result, Symbol):
+        result = {MAIN_OUTPUT: result}
+    if not isinstance(result, dict):
+        raise EpilogueError(f"returned {_describe(result)}; {expected}")
+    if MAIN_OUTPUT not in result:
+        names = ", ".join(repr(key) for key in result) or "nothing"
+        raise EpilogueError(f'returned a dict of {names} without the main output "{MAIN_OUTPUT}"; {expected}')
+    for key, value in result.items():
+        if not isinstance(key, str) or not key.isidentifier():
+            raise EpilogueError(f"returned an output named {key!r}; expected a name such as 'preact'")
+        if not isinstance(value, Symbol):
+            raise EpilogueError(f"output {key!r} is {_describe(value)}; expected a value of the epilogue")
+    order = [MAIN_OUTPUT, *(key for key in result if key != MAIN_OUTPUT)]
+    return tuple(Store(key, recorder.lift(result[key]).node) for key in order)
+
+
+def _describe(value: Any) -> str:
+    if value is None:
+        return "nothing (None)"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)} values"
+    if isinstance(value, int | float):
+        return f"the number {value!r}"
+    return f"a {type(value).__name__}"
+
+
+def replay(tree: EpilogueTree, acc: Symbol, operands: Mapping[str, Symbol]) -> dict[str, Symbol]:
+    """What a tree computes, from a symbol for its accumulator and one for each of its operands."""
+    recorder = acc.recorder
+    done: dict[int, Symbol] = {}
+    for node in tree.nodes:
+        if isinstance(node, Accumulator):
+            value = acc
+        elif isinstance(node, Operand):
+            value = recorder.lift(operands[node.name])
+        elif isinstance(node, Constant):
+            value = recorder.constant(node.value)
+        elif isinstance(node, Cast):
+            value = recorder.cast(done[id(node.value)], node.dtype)
+        else:
+            assert isinstance(node, Apply)
+            value = recorder.apply(node.operation, *(done[id(child)] for child in node.operands))
+        done[id(node)] = value
+    return {store.name: done[id(store.value)] for store in tree.outputs}

@@ -1,0 +1,51 @@
+"""GEMMs with fused epilogues on PyTorch tensors.
+
+    >>> import gemm_ops
+    >>> y = gemm_ops.linear(x, weight, "gelu", bias=bias)
+
+The layers, from the user down; each only knows those below it:
+
+``modules``              :class:`FusedLinear`.
+``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
+``dispatch``             one call: bind its tensors, decide on a backend, execute.
+``problem`` ``operands`` ``outputs``   what the tensors are: shapes, layouts, alignments.
+``kernels/``             families and configurations; a kernel's identity and source.
+``lowering/``            epilogue tree to C++, through the CUTLASS Python interface.
+``build/``               nvcc, and the cache of built kernels.
+``runtime/``             loading and launching.
+``fallback``             the PyTorch reference backend.
+
+Importing this package needs no GPU, no nvcc and no CUTLASS.
+"""
+
+from .build.cache import cache_folder
+from .build.compiler import build_kernel, build_kernels
+from .dispatch import Decision, use_backend
+from .errors import (
+    BuildError,
+    FallbackWarning,
+    LaunchError,
+    ProblemError,
+    ToolchainError,
+    UnsupportedProblemError,
+)
+from .functional import backend_for, linear, matmul
+from .modules import FusedLinear
+
+__all__ = [
+    "BuildError",
+    "Decision",
+    "FallbackWarning",
+    "FusedLinear",
+    "LaunchError",
+    "ProblemError",
+    "ToolchainError",
+    "UnsupportedProblemError",
+    "backend_for",
+    "build_kernel",
+    "build_kernels",
+    "cache_folder",
+    "linear",
+    "matmul",
+    "use_backend",
+]

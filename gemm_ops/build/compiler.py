@@ -1,0 +1,181 @@
+"""Builds kernels with nvcc, through the cache.
+
+    >>> path = build_kernel(spec)                       # at once if it is built already
+    >>> build_kernels(specs, jobs=8, on_done=print)     # many at a time, one nvcc each
+
+A build that failed is not tried again in the same process: the error of the first try is raised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from ..errors import BuildError
+from ..kernels.spec import KernelSpec, cutlass_version
+from .cache import LIBRARY, RECORD, SOURCE, BuildSlot, build_slot, find_library
+from .toolchain import Toolchain, find_toolchain
+
+#: Called for every kernel: the spec, the seconds it took, and whether it was there already.
+OnDone = Callable[[KernelSpec, float, bool], None]
+
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-DNDEBUG",
+    "--expt-relaxed-constexpr",
+    "-Xcudafe=--diag_suppress=esa_on_defaulted_function_ignored",
+    "-Xcompiler=-fPIC,-fvisibility=hidden",
+    "-Xptxas=-v",  # registers and spills, kept in build.json
+    "--shared",
+)
+
+_failures: dict[str, BuildError] = {}
+_lowering = threading.Lock()  # the CUTLASS interface keeps global state
+
+
+def compile_command(spec: KernelSpec, toolchain: Toolchain, source: Path, library: Path) -> list[str]:
+    """The nvcc command line of one kernel."""
+    include = [Path(__file__).resolve().parent.parent / "cuda", *toolchain.include]
+    return [
+        str(toolchain.nvcc),
+        *_FLAGS,
+        f"-gencode=arch=compute_{spec.arch},code=sm_{spec.arch}",
+        *(f"-I{folder}" for folder in include),
+        *(f"-L{folder}" for folder in toolchain.libraries),
+        "-o",
+        str(library),
+        str(source),
+    ]
+
+
+def build_kernel(spec: KernelSpec, *, quiet: bool = False) -> Path:
+    """The library of a kernel, built if it is not in the cache yet (about a minute for SM90).
+
+    Raises:
+        ToolchainError: if there is no compiler, no CUTLASS, or no place to write.
+        BuildError: if the compiler fails.  Nothing is left in the cache.
+    """
+    if (library := find_library(spec)) is not None:
+        return library
+    if spec.key in _failures:
+        raise _failures[spec.key]
+    toolchain = find_toolchain()
+    version = toolchain.version
+    with build_slot(spec) as slot:
+        if slot is None:
+            built = find_library(spec)
+            assert built is not None, "the slot said that the library is there"
+            return built
+        if not quiet:
+            print(f"gemm_ops: building {spec.title} ...", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        library = _compile(spec, toolchain, version, slot)
+        if not quiet:
+            print(f"gemm_ops: built in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+        return library
+
+
+def _compile(spec: KernelSpec, toolchain: Toolchain, version: str, slot: BuildSlot) -> Path:
+    with _lowering:
+        source = spec.source()
+    (slot.folder / SOURCE).write_text(source)
+    command = compile_command(spec, toolchain, slot.folder / SOURCE, slot.folder / LIBRARY)
+    start = time.perf_counter()
+    # nvcc is told to keep its temporary files in the slot, which goes away with the build
+    environment = {**os.environ, "TMPDIR": str(slot.folder)}
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode != 0 or not (slot.folder / LIBRARY).is_file():
+        kept = slot.keep_failure(done.stdout)
+        error = BuildError(
+            f"nvcc failed with exit code {done.returncode} on {spec.title}\n"
+            f"  source: {kept}\n  command: {shlex.join(command)}\n{_excerpt(done.stdout)}",
+            command=shlex.join(command),
+            output=done.stdout,
+            source=str(kept),
+        )
+        _failures[spec.key] = error
+        raise error
+    record = {
+        "title": spec.title,
+        "nvcc": version,
+        "cutlass": cutlass_version(),
+        "seconds": round(seconds, 1),
+        "command": command,
+        "output": done.stdout,
+    }
+    (slot.folder / RECORD).write_text(json.dumps(record, indent=1))
+    return slot.publish()
+
+
+def _excerpt(output: str, lines: int = 30) -> str:
+    """The first errors of a compiler's output: CUTLASS can print thousands of lines."""
+    errors = [line for line in output.splitlines() if "error" in line.lower() or "fatal" in line.lower()]
+    chosen = errors or output.splitlines()
+    rest = f"\n  ... {len(chosen) - lines} more lines" if len(chosen) > lines else ""
+    return "\n".join(f"  {line}" for line in chosen[:lines]) + rest
+
+
+def build_kernels(
+    specs: Iterable[KernelSpec], *, jobs: int | None = None, on_done: OnDone | None = None
+) -> None:
+    """Builds many kernels, several at a time.
+
+    Args:
+        specs: the kernels; one that is named twice is built once.
+        jobs: how many compilers run at a time; default one per core this process may use.
+        on_done: called in this thread after each kernel.
+
+    Raises:
+        BuildError: after all are done, if any failed; the message counts them, the first is the cause.
+    """
+    unique = list({spec.key: spec for spec in specs}.values())
+    workers = jobs or len(os.sched_getaffinity(0))
+    failures: list[BuildError] = []
+
+    def build(spec: KernelSpec) -> tuple[float, bool]:
+        start = time.perf_counter()
+        cached = find_library(spec) is not None
+        build_kernel(spec, quiet=True)
+        return time.perf_counter() - start, cached
+
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        waiting = {pool.submit(build, spec): spec for spec in unique}
+        try:
+            for future in as_completed(waiting):
+                try:
+                    seconds, cached = future.result()
+                except BuildError as error:
+                    failures.append(error)
+                    continue
+                if on_done is not None:
+                    on_done(waiting[future], seconds, cached)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    if failures:
+        first = failures[0]
+        if len(failures) == 1:
+            raise first
+        raise BuildError(
+            f"{len(failures)} of {len(unique)} kernels could not be built; the first: {first}",
+            command=first.command,
+            output=first.output,
+            source=first.source,
+        ) from first

@@ -1,0 +1,293 @@
+"""One call, from tensors to outputs: bind, decide, launch.
+
+    >>> call = bind_call(a, b, epilogue, {"bias": bias}, out=None)
+    >>> decision = decide(call)
+    >>> decision.backend, decision.reason
+    ('sm90', 'compute capability 9.0')
+    >>> outputs = execute(call, decision)
+
+The layers: ``problem``, ``operands`` and ``outputs`` read the tensors; :func:`decide` asks the families
+(``kernels/families``) in order of preference and falls back to the reference backend with a reason;
+:func:`execute` launches the built kernel (``plan``, ``runtime/library``) or runs ``fallback``.
+
+Falling back is announced once per reason with a :class:`FallbackWarning`.  A backend asked for by name with
+:func:`use_backend` never falls back: it raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from epilogues import Epilogue
+from epilogues.tree import EpilogueTree, Kind
+
+from .build.cache import find_library
+from .build.toolchain import find_toolchain
+from .errors import FallbackWarning, ProblemError, ToolchainError, UnsupportedProblemError
+from .fallback import run_reference
+from .kernels.families import arch_of, choose_config, families_for, refusal
+from .kernels.spec import KernelSpec
+from .operands import BoundOperand, OperandFacts, bind_operands
+from .outputs import bind_outputs
+from .plan import Plan
+from .problem import Matrix, Problem, read_problem
+from .runtime.abi import MAX_OPERANDS, MAX_OUTPUTS
+from .runtime.library import is_loaded
+
+BACKENDS = ("auto", "sm90", "sm80", "reference")
+
+_forced: contextvars.ContextVar[str] = contextvars.ContextVar("gemm_ops_backend", default="auto")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which backend computes a call, and why.
+
+    Attributes:
+        backend: "sm90", "sm80", or "reference" (PyTorch).
+        kernel: the kernel configuration's name; None for the reference backend.
+        reason: why this backend, in words.
+        spec: the kernel, for :func:`gemm_ops.build_kernels`; None for the reference backend.
+        loss: whether falling back to the reference backend loses something the user may want to know of.
+    """
+
+    backend: str
+    kernel: str | None
+    reason: str
+    spec: KernelSpec | None = dataclasses.field(default=None, repr=False)
+    loss: bool = dataclasses.field(default=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call with everything about it known but the backend."""
+
+    epilogue: Epilogue
+    tree: EpilogueTree  # resolved
+    problem: Problem
+    a: Tensor
+    b: Tensor
+    flat: Tensor  # A as (M, K)
+    given: Mapping[str, Tensor | float]
+    operands: tuple[BoundOperand, ...]
+    out: dict[str, Tensor]  # the caller's outputs; empty: allocate
+    output_layouts: tuple[tuple[Matrix, str], ...]
+    differentiable: bool
+
+    def tensors_and_numbers(self) -> dict[str, Tensor | float]:
+        """The operands by name as a kernel reads them."""
+        names = (operand.name for operand in self.epilogue.tree.operands)
+        return {
+            name: operand.value if operand.tensor is None else operand.tensor
+            for name, operand in zip(names, self.operands, strict=True)
+        }
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether a kernel reads the caller's own tensors, none of them a copy."""
+        same = self.flat.data_ptr() == self.a.data_ptr()
+        for value, operand in zip(self.given_in_order(), self.operands, strict=True):
+            if isinstance(value, Tensor) and operand.tensor is not None:
+                same = same and value.data_ptr() == operand.tensor.data_ptr()
+        return same
+
+    def given_in_order(self) -> list[Tensor | float]:
+        return [self.given[operand.name] for operand in self.epilogue.tree.operands]
+
+
+@contextlib.contextmanager
+def use_backend(backend: str) -> Iterator[None]:
+    """Within the context, compute with this backend and no other.
+
+        >>> with gemm_ops.use_backend("sm80"):
+        ...     y = gemm_ops.linear(x, weight, "gelu", bias=bias)
+
+    Args:
+        backend: "sm90", "sm80", "reference", or "auto" for the default choice.
+
+    Raises:
+        ValueError: for any other name.  Calls inside raise :class:`UnsupportedProblemError` where the backend
+            cannot take the problem, and :class:`BuildError` where its kernel cannot be built.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend should be one of {', '.join(BACKENDS)}, got {backend!r}")
+    token = _forced.set(backend)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def forced_backend() -> str:
+    """The backend that :func:`use_backend` asks for here, or "auto"."""
+    return _forced.get()
+
+
+def bind_call(
+    a: Tensor,
+    b: Tensor,
+    epilogue: Epilogue,
+    given: Mapping[str, Tensor | float],
+    out: Tensor | Mapping[str, Tensor] | None,
+) -> Call:
+    """Checks the arguments of a call and reads what there is to know of them.
+
+    Raises:
+        ProblemError, EpilogueError: whatever is wrong with them; nothing has been computed.
+    """
+    problem, flat = read_problem(a, b)
+    operands = bind_operands(epilogue.tree, given, problem)
+    signature = tuple((operand.facts.kind, operand.facts.dtype) for operand in operands)
+    tree = _resolve(epilogue.tree, signature, problem.element or "f32")
+    tensors = [a, b, *(value for value in given.values() if isinstance(value, Tensor))]
+    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    names = [store.name for store in epilogue.tree.outputs]
+    buffers, layouts = bind_outputs(names, tree, problem, out, tensors)
+    if buffers and differentiable:
+        raise ProblemError("out= does not go with gradients: an argument requires grad; use torch.no_grad()")
+    return Call(epilogue, tree, problem, a, b, flat, given, operands, buffers, layouts, differentiable)
+
+
+@functools.lru_cache(maxsize=1024)
+def _resolve(tree: EpilogueTree, signature: tuple[tuple[Kind, str], ...], element: str) -> EpilogueTree:
+    # equal trees may differ in the names of operands: whichever came first gives the labels of the resolved
+    # tree, and nothing after this point looks at them
+    named = {operand.name: facts for operand, facts in zip(tree.operands, signature, strict=True)}
+    return tree.resolve(named, element)
+
+
+def decide(call: Call) -> Decision:
+    """Which backend computes the call.  Builds nothing.
+
+    Raises:
+        UnsupportedProblemError: if a backend is asked for by name and cannot take the call.
+        ToolchainError: if a backend is asked for by name, its kernel is not built, and there is no compiler.
+    """
+    forced = _forced.get()
+    if forced == "reference":
+        return Decision("reference", None, "asked for with use_backend")
+    problem = call.problem
+    on_cuda = problem.device.type == "cuda"
+    reason, loss = "", True
+    if call.differentiable:
+        reason, loss = "an argument requires grad, and the fused kernels have no backward pass yet", on_cuda
+    elif not on_cuda:
+        reason = f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices"
+    elif problem.element not in ("f16", "bf16"):
+        reason = f"the kernels take float16 and bfloat16 matrices, not {problem.dtype}"
+    elif 0 in (problem.m, problem.n, problem.k):
+        reason, loss = "an extent is 0, so there is nothing to multiply", False
+    elif len(call.operands) > MAX_OPERANDS or len(call.output_layouts) > MAX_OUTPUTS:
+        reason = f"a kernel has at most {MAX_OPERANDS} operands and {MAX_OUTPUTS} outputs"
+    if reason:
+        return _fall_back(forced, reason, loss=loss)
+    decision = _decide_kernel(
+        call.tree,
+        dataclasses.replace(problem, m_shape=()),  # how M came about does not matter to a kernel
+        tuple(operand.facts for operand in call.operands),
+        call.output_layouts,
+        forced,
+    )
+    spec = decision.spec
+    if spec is None:
+        return _fall_back(forced, decision.reason, loss=True)
+    if not is_loaded(spec) and find_library(spec) is None:
+        try:
+            find_toolchain()
+        except ToolchainError as error:
+            if forced != "auto":
+                raise
+            return _fall_back(forced, f"the kernel is not built yet and cannot be: {error}", loss=True)
+    return decision
+
+
+def _fall_back(forced: str, reason: str, *, loss: bool) -> Decision:
+    if forced != "auto":
+        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")
+    return Decision("reference", None, reason, loss=loss)
+
+
+@functools.lru_cache(maxsize=4096)
+def _decide_kernel(
+    tree: EpilogueTree,
+    problem: Problem,
+    operands: tuple[OperandFacts, ...],
+    outputs: tuple[tuple[Matrix, str], ...],
+    forced: str,
+) -> Decision:
+    """The kernel for a problem, or a decision without a spec that says why there is none."""
+    capability = torch.cuda.get_device_capability(problem.device)
+    available = families_for(capability)
+    if forced != "auto":
+        available = tuple(family for family in available if family == forced)
+    if not available:
+        version = ".".join(map(str, capability))
+        return Decision("reference", None, f"no kernel family runs on compute capability {version}")
+    reasons = []
+    for family in available:
+        reason = refusal(family, problem, operands, outputs)
+        if not reason:
+            config = choose_config(family, problem, tree, multiprocessor_count(problem.device))
+            if config is not None:
+                assert problem.a is not None and problem.b is not None and problem.element is not None
+                layouts = str(problem.a.layout), str(problem.b.layout)
+                spec = KernelSpec(tree, config, problem.element, *layouts, arch_of(family, capability))
+                return Decision(
+                    family, config.name, f"compute capability {capability[0]}.{capability[1]}", spec
+                )
+            reason = "the epilogue's auxiliary matrices leave no room in shared memory"
+        if reason not in reasons:
+            reasons.append(reason)
+    return Decision("reference", None, "; ".join(reasons))
+
+
+@functools.cache
+def multiprocessor_count(device: torch.device) -> int:
+    """The number of multiprocessors of a CUDA device."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def execute(call: Call, decision: Decision) -> dict[str, Tensor]:
+    """Computes the call; outputs by name, with M spread out over ``problem.m_shape`` again.
+
+    Raises:
+        BuildError: if the kernel has to be built and cannot be.
+        LaunchError: if it does not start.
+    """
+    if decision.spec is not None:
+        return make_plan(call, decision.spec).run(call.flat, call.b, call.tensors_and_numbers(), call.out)
+    if decision.loss:
+        _warn_once(decision.reason)
+    results = run_reference(
+        call.epilogue.tree, call.a, call.b, call.given, differentiable=call.differentiable
+    )
+    for name, buffer in call.out.items():
+        buffer.copy_(results[name])
+    return call.out or results
+
+
+def make_plan(call: Call, spec: KernelSpec) -> Plan:
+    """The plan of a call for a kernel, which is built and loaded if need be."""
+    return Plan(call, spec, multiprocessor_count(call.problem.device))
+
+
+_announced: set[str] = set()
+
+
+def _warn_once(reason: str) -> None:
+    if reason not in _announced:
+        _announced.add(reason)
+        warnings.warn(
+            f"computed by the PyTorch reference backend, not fused: {reason} (said once per reason)",
+            FallbackWarning,
+            stacklevel=5,
+        )

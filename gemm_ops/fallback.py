@@ -1,0 +1,54 @@
+"""The PyTorch reference backend: the same tree, computed operation by operation.
+
+    >>> outputs = run_reference(tree, a, b, operands, differentiable=False)
+
+It takes every dtype, device, shape and layout that ``torch.matmul`` takes.  The accumulator is fp32 as in the
+kernels (fp64 for fp64 inputs), so results agree with the fused ones to rounding.  On CUDA that is cuBLAS with an
+fp32 output; where gradients are wanted, or for batches, PyTorch has no such call and the accumulator is rounded
+to the inputs' dtype first, as in any unfused PyTorch computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from epilogues.reference import evaluate
+from epilogues.tree import EpilogueTree
+
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+
+
+def run_reference(
+    tree: EpilogueTree, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], *, differentiable: bool
+) -> dict[str, Tensor]:
+    """All outputs of the epilogue over ``a @ b``.
+
+    Args:
+        a, b: (..., M, K) and (..., K, N), as ``torch.matmul`` takes them.
+        operands: by name, as :mod:`gemm_ops.operands` has checked them.
+        differentiable: whether autograd is to record the computation.
+    """
+    accumulator = _accumulate(a, b, differentiable)
+    compute = torch.float64 if a.dtype == torch.float64 else torch.float32
+    return evaluate(tree, accumulator, operands, compute_dtype=compute, out_dtype=a.dtype)
+
+
+def _accumulate(a: Tensor, b: Tensor, differentiable: bool) -> Tensor:
+    if a.dtype not in _SIXTEEN_BITS:
+        return torch.matmul(a, b)
+    if a.device.type == "cpu":
+        return torch.matmul(a.float(), b.float())
+    if differentiable or b.ndim > 2 or a.device.type != "cuda":
+        return torch.matmul(a, b).float()
+    flat = a.reshape(-1, a.shape[-1]) if a.numel() else a.new_empty((_rows(a), a.shape[-1]))
+    return torch.mm(flat, b, out_dtype=torch.float32).reshape(*a.shape[:-1], b.shape[-1])
+
+
+def _rows(a: Tensor) -> int:
+    rows = 1
+    for extent in a.shape[:-1]:
+        rows *= extent
+    return rows

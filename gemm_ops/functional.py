@@ -1,0 +1,190 @@
+"""``matmul`` and ``linear`` with an epilogue: the functions people call.
+
+    >>> y = matmul(a, b, scaled_gelu_residual, scale=s, bias=t, residual=r)
+    >>> y = linear(x, weight, "gelu", bias=bias)
+
+An epilogue is given as an :class:`epilogues.Epilogue`, as the name of an activation ("gelu", "relu", ...), which
+stands for ``builders.bias_activation`` if a ``bias`` is given and ``builders.activation`` if not, or as None: no
+activation.  Its operands are keywords.  A result is one tensor, or a dictionary by output name if the epilogue
+has several outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from epilogues import Epilogue, builders
+from epilogues.tree import MAIN_OUTPUT
+
+from .dispatch import Call, Decision, bind_call, decide, execute, forced_backend, make_plan
+from .errors import ProblemError
+from .plan import find_plan, plan_key, remember_plan
+
+EpilogueLike = Epilogue | str | None
+Outputs = Tensor | dict[str, Tensor]
+
+
+def as_epilogue(epilogue: EpilogueLike, has_bias: bool) -> Epilogue:
+    """The epilogue that a call means; see the module's first page.
+
+    Raises:
+        EpilogueError: an activation of that name is not known.
+        TypeError: for anything that is no epilogue.
+    """
+    if isinstance(epilogue, Epilogue):
+        return epilogue
+    if epilogue is None or isinstance(epilogue, str):
+        return builders.bias_activation(epilogue) if has_bias else builders.activation(epilogue)
+    hint = "; decorate the function with @epilogues.epilogue" if callable(epilogue) else ""
+    raise TypeError(f"epilogue should be an Epilogue, a name or None, got {type(epilogue).__name__}{hint}")
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    epilogue: EpilogueLike = None,
+    *,
+    out: Tensor | Mapping[str, Tensor] | None = None,
+    **operands: Tensor | float,
+) -> Outputs:
+    """``epilogue(a @ b)`` in one kernel where the device has one for it.
+
+        >>> y = matmul(a, b, "silu", bias=bias)
+
+    Args:
+        a: (..., M, K), or (K,); float16 or bfloat16 to be fused.
+        b: (K, N), or (..., K, N), of a's dtype.
+        epilogue: what is done to each element of the product.
+        out: where to write: a tensor of the result's shape, or one for each output by name.
+        operands: the epilogue's operands.  Rows are (N,), columns (M,) or a's leading dimensions, matrices have
+            the result's shape, scalars are numbers or 1-element tensors; all tensors on a's device.
+
+    Returns:
+        A tensor of shape (..., M, N), as ``torch.matmul`` has it, in the epilogue's output dtype (a's where it
+        names none); a dictionary of such tensors if there are several outputs.
+
+    Raises:
+        ProblemError: shapes, dtypes or devices of a, b or out do not go together.
+        EpilogueError: the operands are not the epilogue's.
+        BuildError: the kernel does not compile.
+    """
+    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    key = _plan_key(a, b, chosen, operands, out)
+    if key is not None and (plan := find_plan(key)) is not None:
+        return _results(plan.run(a, b, operands, _by_name(out)))
+    call, squeeze = _bind(a, b, chosen, out, operands)
+    decision = decide(call)
+    outputs = execute(call, decision)
+    if key is not None and not squeeze and decision.spec is not None and call.is_direct:
+        remember_plan(key, make_plan(call, decision.spec))
+    if squeeze:
+        outputs = {name: tensor.squeeze(0) for name, tensor in outputs.items()}
+    return _results(outputs)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    epilogue: EpilogueLike = None,
+    *,
+    out: Tensor | Mapping[str, Tensor] | None = None,
+    **operands: Tensor | float,
+) -> Outputs:
+    """``epilogue(x @ weight.T)``: :func:`matmul` for a weight of shape (N, K), as ``F.linear`` takes it.
+
+        >>> y = linear(x, layer.weight, "gelu", bias=layer.bias)
+
+    Args:
+        x: (..., K), any number of leading dimensions; their product is the M that operands refer to.
+        weight: (N, K).
+
+    Everything else is as in :func:`matmul`.
+    """
+    return matmul(x, transpose_weight(weight), epilogue, out=out, **operands)
+
+
+def backend_for(
+    a: Tensor,
+    b: Tensor,
+    epilogue: EpilogueLike = None,
+    *,
+    out: Tensor | Mapping[str, Tensor] | None = None,
+    **operands: Tensor | float,
+) -> Decision:
+    """Which backend and kernel :func:`matmul` would use for these arguments, and why; computes nothing.
+
+    >>> decision = backend_for(x, weight.T, "gelu", bias=bias)
+    >>> decision.backend, decision.kernel
+    ('sm90', 'sm90_pingpong_128x128x64_1x2')
+    """
+    call, _ = _bind(a, b, as_epilogue(epilogue, operands.get("bias") is not None), out, operands)
+    return decide(call)
+
+
+def transpose_weight(weight: Tensor) -> Tensor:
+    """A linear layer's (N, K) weight as the (K, N) matrix of a product; a view."""
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        given = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ProblemError(f"expected a weight of shape (N, K), got {given}")
+    return weight.t()
+
+
+def _plan_key(
+    a: Tensor,
+    b: Tensor,
+    epilogue: Epilogue,
+    operands: Mapping[str, Tensor | float],
+    out: Tensor | Mapping[str, Tensor] | None,
+) -> tuple[object, ...] | None:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or not a.is_cuda:
+        return None
+    if torch.is_autocast_enabled("cuda"):
+        return None
+    return plan_key(a, b, epilogue, operands, out, forced_backend())
+
+
+def _by_name(out: Tensor | Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+    if out is None:
+        return {}
+    return {MAIN_OUTPUT: out} if isinstance(out, Tensor) else out
+
+
+def _bind(
+    a: Tensor,
+    b: Tensor,
+    epilogue: Epilogue,
+    out: Tensor | Mapping[str, Tensor] | None,
+    operands: Mapping[str, Tensor | float],
+) -> tuple[Call, bool]:
+    if operands.get("bias", 0) is None and "bias" not in epilogue.operands:
+        # F.linear's way to say that there is no bias
+        operands = {name: value for name, value in operands.items() if name != "bias"}
+    a, b = _autocast(a, b)
+    squeeze = isinstance(a, Tensor) and a.ndim == 1
+    if squeeze:
+        a = a.unsqueeze(0)
+        if out is not None:
+            raise ProblemError("out= wants an a of at least two dimensions")
+    return bind_call(a, b, epilogue, operands, out), squeeze
+
+
+def _autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Under ``torch.autocast``, the matrices in its dtype, as ``F.linear`` has it."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or not torch.is_autocast_enabled(a.device.type):
+        return a, b
+    dtype = torch.get_autocast_dtype(a.device.type)
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(  # type: ignore[return-value]
+        matrix.to(dtype) if matrix.dtype in eligible and matrix.device.type == a.device.type else matrix
+        for matrix in (a, b)
+    )
+
+
+def _results(outputs: dict[str, Tensor]) -> Outputs:
+    if len(outputs) == 1:
+        (result,) = outputs.values()
+        return result
+    return outputs

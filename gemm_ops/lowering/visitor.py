@@ -1,0 +1,201 @@
+"""Builds the interface's DAG IR for a tree and emits the epilogue visitor: its types and its arguments.
+
+    >>> visitor = lower(tree, "sm90")
+    >>> visitor.root, visitor.arguments
+    ('EVTValue0', '{{}, {static_cast<...>(args.operands[0].data), ...}, {}}')
+
+Contract with the kernel templates: ``functors`` and ``types`` are C++ declarations, in that order; ``root`` is
+the visitor's type; ``arguments`` initialises ``root``'s ``Arguments`` from a ``GemmArguments const& args``
+(:mod:`gemm_ops.runtime.abi`).  On SM90 the types need ``EpilogueDescriptor`` declared before them, on SM80
+``OutputTileThreadMap``.  On SM90 the main output D belongs to the collective and not to the visitor; on SM80
+the visitor's root stores it.
+
+The graph of one tree: a load per operand, per stage (:mod:`.stages`) one compute node and one store.  Every
+auxiliary store is an input of the main output's compute node, whether it reads the value or not, so the graph
+has a single sink; without that the interface's passes fail on SM80 and drop stores on SM90.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from epilogues.dtypes import torch_dtype
+from epilogues.tree import Accumulator, EpilogueTree, Kind, Node, Operand
+
+from .functors import functor_source, variant_of
+from .interface import load_interface
+from .stages import Stage, split_stages
+
+#: C++ element types by short dtype name.
+ELEMENTS = {"f32": "float", "f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t"}
+
+_COMPUTE_CAPABILITY = {"sm90": 90, "sm80": 80}
+# Example extents: only which strides are 0 or 1 can be read off the types.
+_M, _N = 16, 32
+
+
+@dataclass(frozen=True)
+class VisitorSource:
+    """The C++ of an epilogue visitor; see the module's contract."""
+
+    functors: str
+    types: str
+    root: str
+    arguments: str
+
+
+def lower(tree: EpilogueTree, family: str) -> VisitorSource:
+    """Lowers a resolved tree for a kernel family ("sm90" or "sm80").
+
+    Raises:
+        ToolchainError: if the CUTLASS Python interface cannot be imported.
+    """
+    cppgen = load_interface()
+    stages = split_stages(tree)
+    frontend = _build_graph(cppgen, tree, stages, _COMPUTE_CAPABILITY[family])
+    graph = frontend.dag_ir
+    _set_functors(cppgen, graph, family)
+    callbacks = cppgen.FusionCallbacks(graph, frontend.cc, emit_CD=family == "sm80")
+    types, root = callbacks.emit()
+    # the emitter ends template argument lists with a comma
+    types = re.sub(r",(\s*>)", r"\1", types)
+    variant = variant_of(tree)
+    return VisitorSource(
+        functors="\n".join(functor_source(stage, f"Functor{stage.index}", variant) for stage in stages),
+        types=types,
+        root=root,
+        arguments=_Initialisers(cppgen, tree, graph).of(_root_node(graph, family)),
+    )
+
+
+def _build_graph(cppgen: Any, tree: EpilogueTree, stages: tuple[Stage, ...], cc: int) -> Any:
+    """The interface's frontend, its passes run over the tree's graph."""
+    frontend = cppgen.EVTFrontendBase(cc)
+    frontend.add_load_node("accum", torch.empty(_M, _N, dtype=torch.float32))
+    for operand in tree.operands:
+        frontend.add_load_node(f"operand_{operand.position}", _example(operand))
+    producers: dict[int, str] = {}  # id of a stored value -> the store, which passes the value on unrounded
+    auxiliary: list[str] = []
+    for stage in stages:
+        is_main = stage.index == 0
+        value, store = f"value_{stage.index}", "D" if is_main else f"output_{stage.index}"
+        # any operation will do here: the functor takes its place after the passes
+        frontend.add_compute_node(cppgen.FunctionalOp.Plus, name=value)
+        inputs = [_leaf_name(leaf, producers) for leaf in stage.leaves]
+        if is_main:
+            inputs += [name for name in auxiliary if name not in inputs]
+        for weight, name in enumerate(inputs):
+            frontend.add_edge(name, value, weight=weight)
+        frontend.add_store_node(store)
+        frontend.add_edge(value, store)
+        assert stage.output.dtype is not None, "lowering takes resolved trees"
+        frontend.set_store_tensor(store, torch.empty(_M, _N, dtype=torch_dtype(stage.output.dtype)))
+        frontend.mark_output(store)
+        producers[id(stage.output.value)] = store
+        if not is_main:
+            auxiliary.append(store)
+    frontend.parse = lambda: None  # what trace() would call to build the graph that is there already
+    frontend.trace()
+    return frontend
+
+
+def _leaf_name(leaf: Node, producers: dict[int, str]) -> str:
+    if isinstance(leaf, Operand):
+        return f"operand_{leaf.position}"
+    # an accumulator that is also stored is read from the accumulator
+    return "accum" if isinstance(leaf, Accumulator) else producers[id(leaf)]
+
+
+def _example(operand: Operand) -> torch.Tensor:
+    shape = {Kind.ROW: (1, _N), Kind.COLUMN: (_M, 1), Kind.SCALAR: (1, 1), Kind.AUX: (_M, _N)}[operand.kind]
+    assert operand.dtype is not None, "lowering takes resolved trees"
+    return torch.empty(shape, dtype=torch_dtype(operand.dtype))
+
+
+def _set_functors(cppgen: Any, graph: Any, family: str) -> None:
+    """Makes each compute node emit our functor: the interface's own tags only know its two enums."""
+    for meta in _all_metas(cppgen, graph):
+        match = re.fullmatch(r"value_(\d+)", meta.name)
+        if match and meta.op == "compute":
+            impl = meta.underlying_impl
+            visitor = "fusion::Sm90Compute" if family == "sm90" else "threadblock::VisitorCompute"
+            impl._type_decl = (
+                f"\nusing {impl.name_camel} = cutlass::epilogue::{visitor}<\n"
+                f"    Functor{match[1]}, {_element_of(impl.element_output)}, float,\n"
+                f"    cutlass::FloatRoundStyle::round_to_nearest\n>;\n"
+            )
+
+
+def _element_of(element: Any) -> str:
+    return ELEMENTS[element.name]
+
+
+def _all_metas(cppgen: Any, graph: Any) -> list[Any]:
+    metas = []
+    for meta in graph.nodes_meta:
+        metas.append(meta)
+        if isinstance(meta, cppgen.TopoVisitorNode):
+            metas.extend(_all_metas(cppgen, meta.subgraph))
+    return metas
+
+
+def _root_node(graph: Any, family: str) -> str:
+    return str(graph.get_all_inputs("D")[0] if family == "sm90" else graph.nodes_topological_order()[-1])
+
+
+class _Initialisers:
+    """Writes the argument initialisers in the order in which the emitter nests the types."""
+
+    def __init__(self, cppgen: Any, tree: EpilogueTree, graph: Any) -> None:
+        self.cppgen = cppgen
+        self.graph = graph
+        self.operands = {operand.position: operand for operand in tree.operands}
+        self.outputs = tree.outputs
+
+    def of(self, name: str) -> str:
+        """The initialiser of the visitor that the emitter names after the node."""
+        meta = self.graph.get_node_meta(name)
+        if isinstance(meta, self.cppgen.TopoVisitorNode):
+            # the subgraph's last node only marks where the result goes
+            members = meta.subgraph.nodes_topological_order()[:-1]
+            parts = [
+                self.of(member) if meta.subgraph.get_node_meta(member).disabled else self.own(member)
+                for member in members
+            ]
+            return self._braces(parts)
+        children = self.graph.get_all_inputs(name)
+        if not children:
+            return self.own(name)
+        return self._braces([*(self.of(child) for child in children), self.own(name)])
+
+    def own(self, name: str) -> str:
+        """The initialiser of the node by itself."""
+        if match := re.fullmatch(r"operand_(\d+)", name):
+            return self._operand(self.operands[int(match[1])])
+        if name == "D" or name.startswith("output_"):
+            index = 0 if name == "D" else int(name.removeprefix("output_"))
+            element = ELEMENTS[str(self.outputs[index].dtype)]
+            output = f"args.outputs[{index}]"
+            return f"{{static_cast<{element}*>({output}.data), {_stride(output)}}}"
+        return "{}"  # accumulator and compute nodes have no arguments
+
+    def _operand(self, operand: Operand) -> str:
+        element = ELEMENTS[str(operand.dtype)]
+        source = f"args.operands[{operand.position}]"
+        pointer = f"static_cast<{element}*>({source}.data)"
+        if operand.kind is Kind.SCALAR:
+            return f"{{{{{element}({source}.value)}}, {{{pointer}}}, {{}}}}"
+        stride = _stride(source) if operand.kind is Kind.AUX else "{}"
+        return f"{{{pointer}, {element}(0), {stride}}}"
+
+    @staticmethod
+    def _braces(parts: list[str]) -> str:
+        return "{" + ", ".join(parts) + "}"
+
+
+def _stride(source: str) -> str:
+    return f"cute::make_stride({source}.leading_dimension, cute::Int<1>{{}}, cute::Int<0>{{}})"

@@ -1,0 +1,1 @@
+"""Loading and launching built kernels: the argument block, the shared library, the launch."""

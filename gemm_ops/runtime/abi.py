@@ -1,0 +1,93 @@
+"""The argument block that Python fills and a kernel's host function reads, declared once.
+
+    >>> block = GemmArguments(m=128, n=256, k=64)
+    >>> print(c_declarations())
+    struct OperandArgument {
+    ...
+
+The tables below are the only declaration: the ctypes structures are made from them, and so is the C++ text
+that goes into every kernel's source.  All kernels of all families take the same block, so the launch path has
+no case for the kernel at hand.  Strides are in elements.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+#: How many operands and outputs one kernel may have; the block has room for that many.
+MAX_OPERANDS = 16
+MAX_OUTPUTS = 8
+
+_C_NAMES: dict[Any, str] = {
+    ctypes.c_void_p: "void*",
+    ctypes.c_int64: "int64_t",
+    ctypes.c_int32: "int32_t",
+    ctypes.c_float: "float",
+}
+
+_OPERAND_FIELDS: list[tuple[str, Any]] = [
+    ("data", ctypes.c_void_p),  # null for a scalar given by value
+    ("leading_dimension", ctypes.c_int64),  # of an auxiliary matrix; unused otherwise
+    ("value", ctypes.c_float),  # of a scalar given by value
+    ("reserved", ctypes.c_int32),
+]
+_OUTPUT_FIELDS: list[tuple[str, Any]] = [
+    ("data", ctypes.c_void_p),
+    ("leading_dimension", ctypes.c_int64),
+]
+
+
+class OperandArgument(ctypes.Structure):
+    """One epilogue operand: a pointer, or the value of a scalar."""
+
+    _fields_ = _OPERAND_FIELDS
+
+
+class OutputArgument(ctypes.Structure):
+    """One output matrix."""
+
+    _fields_ = _OUTPUT_FIELDS
+
+
+_GEMM_FIELDS: list[tuple[str, Any]] = [
+    ("m", ctypes.c_int64),
+    ("n", ctypes.c_int64),
+    ("k", ctypes.c_int64),
+    ("a", ctypes.c_void_p),
+    ("lda", ctypes.c_int64),
+    ("b", ctypes.c_void_p),
+    ("ldb", ctypes.c_int64),
+    ("device", ctypes.c_int32),
+    ("multiprocessors", ctypes.c_int32),
+    ("swizzle", ctypes.c_int32),  # width of the raster over output tiles, in tiles
+    ("reserved", ctypes.c_int32),
+    ("operands", OperandArgument * MAX_OPERANDS),
+    ("outputs", OutputArgument * MAX_OUTPUTS),  # the first is D
+]
+
+
+class GemmArguments(ctypes.Structure):
+    """Everything one launch needs besides the workspace and the stream."""
+
+    _fields_ = _GEMM_FIELDS
+
+
+def c_declarations() -> str:
+    """The structures as C++, with a check that both sides agree on their sizes."""
+    parts = []
+    for structure, fields in (
+        (OperandArgument, _OPERAND_FIELDS),
+        (OutputArgument, _OUTPUT_FIELDS),
+        (GemmArguments, _GEMM_FIELDS),
+    ):
+        lines = [f"struct {structure.__name__} {{"]
+        for name, kind in fields:
+            if isinstance(kind, type) and issubclass(kind, ctypes.Array):
+                lines.append(f"  {kind._type_.__name__} {name}[{kind._length_}];")
+            else:
+                lines.append(f"  {_C_NAMES[kind]} {name};")
+        lines.append("};")
+        lines.append(f"static_assert(sizeof({structure.__name__}) == {ctypes.sizeof(structure)});")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"

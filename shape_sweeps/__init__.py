@@ -1,0 +1,50 @@
+"""Shape sweeps: find the shape that breaks or slows a fused GEMM, and hand over the proof.
+
+    $ python -m shape_sweeps run --quick
+    $ python -m shape_sweeps run --shapes suite-medium,33x65x127 --epilogues bias_gelu --json sweep.json
+    $ python -m shape_sweeps list
+
+The rooms, along the way of a case::
+
+    shapes, catalogue   what can be chosen: shapes and epilogues, by name or the user's own
+    cases               one case as plain data, the product of what was chosen, the command that reruns it
+    runner              plan (which kernels?), build them, run every case:
+      inputs            draw the matrices and operands
+      guards            allocate outputs that show what was written, and what was not
+      eager             compute it unfused
+      compare           judge it against float64 and against the unfused result
+      timing            time it against unfused and bare GEMMs
+    records             what came of it, as data
+    report, export      the same for the terminal, and as JSON and CSV
+    cli                 options and exit codes
+
+The same from Python::
+
+    from shape_sweeps import Case, load_epilogue, run_sweep
+    sweep = run_sweep([Case(33, 65, 127, "bf16", "gate")], {"gate": load_epilogue("gate")})
+    assert not sweep.failures, sweep.failures[0].reason
+"""
+
+from __future__ import annotations
+
+from .cases import Case, product
+from .catalogue import load_epilogue
+from .errors import InputError
+from .records import CaseRecord, Sweep
+from .runner import Observer, run_sweep
+from .shapes import SHAPE_SETS, Shape, ShapeSet, parse_shapes
+
+__all__ = [
+    "SHAPE_SETS",
+    "Case",
+    "CaseRecord",
+    "InputError",
+    "Observer",
+    "Shape",
+    "ShapeSet",
+    "Sweep",
+    "load_epilogue",
+    "parse_shapes",
+    "product",
+    "run_sweep",
+]

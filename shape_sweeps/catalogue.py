@@ -1,0 +1,97 @@
+"""The epilogues a sweep can name: the suite's, and a user's own as ``module:attribute``.
+
+>>> from shape_sweeps.catalogue import load_epilogue
+>>> load_epilogue("bias_gelu").outputs
+('D',)
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+
+import epilogues as ep
+
+from .errors import InputError, one_line
+from .shapes import split_list
+
+#: name -> formula of the epilogues by which the kernels are judged.  [n] is a row vector of length N, [m] a
+#: column vector of length M, [m, n] a matrix; alpha is a number.
+FORMULAS: dict[str, str] = {
+    "identity": "D = acc",
+    "bias_gelu": "D = gelu_tanh(acc + bias[n])",
+    "bias_gelu_erf": "D = gelu(acc + bias[n])",
+    "bias_silu": "D = silu(acc + bias[n])",
+    "train_gelu": "preact = acc + bias[n]; D = gelu_tanh(preact); both stored",
+    "residual": "D = (acc * scale[n] + bias[n]) * alpha + residual[m, n]",
+    "gate": "D = silu(acc + bias[n]) * gate[m, n]",
+    "dequant": "D = silu(acc * row_scale[m] * col_scale[n] + bias[n])",
+}
+
+
+def parse_epilogues(values: Iterable[str], where: str = "--epilogues") -> dict[str, ep.Epilogue]:
+    """Epilogues by the name they were given, from comma-separated lists; "all" is the whole suite.
+
+    Raises:
+        InputError: for a name that gives no epilogue that a sweep can run.
+    """
+    names: dict[str, None] = {}
+    for item in split_list(values, where):
+        names.update(dict.fromkeys(FORMULAS if item == "all" else (item,)))
+    return {name: load_epilogue(name, where) for name in names}
+
+
+def load_epilogue(name: str, where: str = "--epilogues") -> ep.Epilogue:
+    """One epilogue by the suite's name or as ``module:attribute``; the current folder is searched first.
+
+    Raises:
+        InputError: if there is no such name, module or attribute, if importing it raises, if it is no
+            epilogue, or if an operand does not say how it spreads over the output.
+    """
+    if name in FORMULAS:
+        return ep.builders.SUITE[name]()
+    if ":" not in name:
+        raise InputError(
+            f"{where}: unknown epilogue {name!r}: expected {', '.join(FORMULAS)}, all, or module:attribute"
+        )
+    found = _import_attribute(name, where)
+    if not isinstance(found, ep.Epilogue):
+        raise InputError(
+            f"{where}: {name} is a {type(found).__name__}, not an epilogue: decorate the function with"
+            " @epilogues.epilogue"
+        )
+    try:
+        kinds, _ = found.operands, found.tree
+    except ep.EpilogueError as error:
+        raise InputError(f"{where}: {name} is refused: {one_line(error)}") from error
+    for operand, kind in kinds.items():
+        if kind is ep.Kind.AUTO:
+            # Its kind is told from the operand's shape at a call, and here it is the sweep that makes it.
+            raise InputError(
+                f"{where}: operand {operand!r} of {name} has no kind: annotate it as epilogues.Row, Column,"
+                " Scalar or Aux, so that the sweep can make one"
+            )
+    return found
+
+
+def _import_attribute(name: str, where: str) -> object:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise InputError(f"{where}: {name!r} is not of the form module:attribute")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        # `python -m shape_sweeps` searches the current folder, the installed `shape-sweeps` does not.
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: object = importlib.import_module(module_name)
+    except ep.EpilogueError as error:
+        raise InputError(f"{where}: {name} is refused: {one_line(error)}") from error
+    except Exception as error:  # a user's module may raise anything at all while it is imported
+        raise InputError(f"{where}: cannot import {module_name!r} of {name}: {one_line(error)}") from error
+    try:
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        raise InputError(f"{where}: module {module_name!r} has no attribute {attribute!r}") from error
+    return found

@@ -1,0 +1,206 @@
+"""What the user sees: a header, progress while it runs, a table and a summary at the end.
+
+On a terminal there is a progress bar and colour; in a file or a pipe there are plain lines, none of them
+redrawn.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from .records import FAILED, PASSED, SKIPPED, CaseRecord, Sweep
+from .runner import Observer
+
+_COLOURS = {PASSED: "green", FAILED: "bold red", SKIPPED: "yellow"}
+_PLAIN_WIDTH = 240
+_PLAIN_SECONDS = 10.0  # between progress lines where nothing can be redrawn
+_MAX_COMMANDS = 10
+_MAX_REASON = 600  # characters: a compiler's output is for the JSON file
+
+
+def make_console(*, stdout_taken: bool = False) -> Console:
+    """A console on standard output, or on standard error if a report file goes to standard output."""
+    stream = sys.stderr if stdout_taken else sys.stdout
+    if stream.isatty():
+        return Console(file=stream, highlight=False, markup=False)
+    # A width that no row exceeds: rich would otherwise fold rows at 80 columns, and nobody could grep them.
+    return Console(file=stream, highlight=False, markup=False, width=_PLAIN_WIDTH, no_color=True)
+
+
+def print_header(console: Console, environment: dict[str, Any], cases: int) -> None:
+    """One line on where this runs."""
+    device, name = environment["device"], environment["device_name"]
+    cuda = f", CUDA {environment['cuda']}" if environment["cuda"] else ""
+    console.print(f"shape-sweeps: {cases} cases on {device} ({name}), torch {environment['torch']}{cuda}")
+
+
+class Progressing(Observer):
+    """Shows how a sweep gets on; a context manager, which clears the progress bar at its end."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+        self._task: TaskID | None = None
+        self._what, self._total, self._done = "", 0, 0
+        self._began = self._shown = time.monotonic()
+        self._cases = 0
+
+    def __enter__(self) -> Progressing:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def planned(self, records: Sequence[CaseRecord]) -> None:
+        self._cases = len(records)
+        routes = [record.route for record in records]
+        counts = Counter((route.backend, route.reason) for route in routes if route is not None)
+        fused = sum(count for (backend, _), count in counts.items() if backend not in (None, "reference"))
+        if fused:
+            self._console.print(f"backend: a fused kernel for {fused} of {len(records)} cases")
+        for (backend, reason), count in counts.items():
+            if backend == "reference":
+                text = f"backend: the PyTorch reference for {count} of {len(records)} cases: {reason}"
+                self._console.print(text)
+
+    def building(self, kernels: int) -> None:
+        self._begin(f"building {kernels} kernels", kernels)
+
+    def built(self, seconds: float, cached: bool) -> None:
+        self._advance("from the cache" if cached else f"built in {seconds:.0f} s")
+
+    def running(self, record: CaseRecord) -> None:
+        if self._what != "running":
+            self._begin("running", self._cases)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=_title(record))
+
+    def finished(self, record: CaseRecord) -> None:
+        if record.status == FAILED:
+            self._console.print(
+                f"failed {_title(record)}: {_shorten(record.reason)}", style=_COLOURS[FAILED], soft_wrap=True
+            )
+        self._advance(_title(record))
+
+    def _begin(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._shown = time.monotonic()
+        if self._bar is not None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(what, total=total)
+        elif what != "running":
+            self._console.print(what)
+
+    def _advance(self, what: str) -> None:
+        self._done += 1
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task)
+        elif self._bar is None and time.monotonic() - self._shown >= _PLAIN_SECONDS:
+            self._shown = time.monotonic()
+            elapsed = self._shown - self._began
+            self._console.print(f"{self._done} of {self._total} after {elapsed:.0f} s: {what}")
+
+
+def print_report(console: Console, sweep: Sweep) -> None:
+    """The table, what failed and how to see it again, and the summary line."""
+    if sweep.records:
+        table, footnotes = _table(sweep.records, plain=not console.is_terminal)
+        console.print(table)
+        for number, text in enumerate(footnotes, start=1):
+            console.print(f"({number}) {_shorten(text)}", soft_wrap=True)
+    for note in sweep.notes:
+        console.print(f"note: {_shorten(note)}", soft_wrap=True)
+    failures = sweep.failures
+    if failures:
+        console.print("\nto see a failure again:")
+        for record in failures[:_MAX_COMMANDS]:
+            console.print(f"  {record.case.reproducer()}", soft_wrap=True)
+        if len(failures) > _MAX_COMMANDS:
+            console.print(f"  and {len(failures) - _MAX_COMMANDS} more failures in the table")
+    console.print(summary(sweep))
+
+
+def summary(sweep: Sweep) -> str:
+    """The last line: how many cases passed, failed and were skipped, and whether that is all of them."""
+    text = ", ".join(f"{sweep.count(status)} {status}" for status in (PASSED, FAILED, SKIPPED))
+    if sweep.interrupted:
+        text += f"; interrupted, {sweep.planned - len(sweep.records)} of {sweep.planned} cases not reached"
+    elif sweep.records and sweep.count(SKIPPED) == len(sweep.records):
+        text += ": nothing was checked"
+    return text
+
+
+def _table(records: Sequence[CaseRecord], *, plain: bool) -> tuple[Table, list[str]]:
+    """The table, and the reasons it refers to by number."""
+    table = Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("M x N x K")
+    table.add_column("dtype")
+    table.add_column("epilogue")
+    table.add_column("backend, kernel", overflow="fold")
+    for heading in ("error", "unfused", "limit", "eager/fused", "mm/fused"):
+        table.add_column(heading, justify="right")
+    table.add_column("status")
+    footnotes: list[str] = []
+
+    def footnote(text: str) -> str:
+        if text not in footnotes:
+            footnotes.append(text)
+        return f"({footnotes.index(text) + 1})"
+
+    for record in records:
+        timing, nearest = record.timing, record.worst
+        errors = (nearest.error, nearest.unfused_error, nearest.error_limit) if nearest else ()
+        speedups = (timing.ratio("eager", "fused"), timing.ratio("mm", "fused")) if timing else ()
+        status = record.status + (f" {footnote(record.reason)}" if record.reason else "")
+        table.add_row(
+            str(record.case.shape),
+            record.case.dtype,
+            record.case.epilogue,
+            _route_text(record, footnote),
+            *(_columns(errors, 3, "{:.2e}")),
+            *(_columns(speedups, 2, "{:.2f}")),
+            Text(status, style=_COLOURS[record.status]),
+        )
+    return table, footnotes
+
+
+def _route_text(record: CaseRecord, footnote: Any) -> str:
+    route = record.route
+    if route is None:
+        return "-"
+    if route.backend is None:
+        return f"refused {footnote(route.reason)}"
+    if route.kernel:
+        return f"{route.backend} {route.kernel}"
+    return f"{route.backend} {footnote(route.reason)}"
+
+
+def _columns(values: Sequence[float], width: int, pattern: str) -> list[str]:
+    texts = [pattern.format(value) if math.isfinite(value) else str(value) for value in values]
+    return texts + ["-"] * (width - len(texts))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_REASON else text[:_MAX_REASON].rstrip() + " ..."
+
+
+def _title(record: CaseRecord) -> str:
+    return f"{record.case.shape} {record.case.dtype} {record.case.epilogue}"

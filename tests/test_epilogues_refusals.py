@@ -1,0 +1,245 @@
+"""What is refused inside an epilogue: the error's class, and that it names operation, line and way out."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import epilogues as ep
+from epilogues import EpilogueError, ReductionError, UnsupportedOperationError, epilogue
+from epilogues.errors import DtypeError
+from epilogues.refusals import communication
+from epilogues.torch_calls import CALLS
+
+W = torch.ones(4, 4)
+INDEX = torch.zeros(4, 4, dtype=torch.long)
+
+#: (name in the message, function)
+COMMUNICATING = [
+    ("sum", lambda x: x / x.sum(dim=-1, keepdim=True)),
+    ("sum", lambda x: torch.sum(x)),
+    ("sum", lambda x: np.sum(x)),
+    ("mean", lambda x: x.mean(-1)),
+    ("amax", lambda x: torch.amax(x, dim=1)),
+    ("amin", lambda x: x.amin(1)),
+    ("max", lambda x: torch.max(x)),
+    ("max", lambda x: torch.max(x, 1)),
+    ("max", lambda x: x.max(dim=1)),
+    ("min", lambda x: x.min()),
+    ("argmax", lambda x: x.argmax(-1)),
+    ("argmin", lambda x: torch.argmin(x)),
+    ("prod", lambda x: x.prod()),
+    ("std", lambda x: torch.std(x)),
+    ("var", lambda x: x.var(0)),
+    ("norm", lambda x: torch.norm(x)),
+    ("norm", lambda x: x.norm()),
+    ("linalg_norm", lambda x: torch.linalg.norm(x)),
+    ("linalg_vector_norm", lambda x: torch.linalg.vector_norm(x)),
+    ("logsumexp", lambda x: torch.logsumexp(x, 1)),
+    ("all", lambda x: x.all()),
+    ("any", lambda x: torch.any(x)),
+    ("median", lambda x: x.median()),
+    ("trace", lambda x: x.trace()),
+    ("cosine_similarity", lambda x: F.cosine_similarity(x, x)),
+    ("softmax", lambda x: F.softmax(x, -1)),
+    ("softmax", lambda x: torch.softmax(x, -1)),
+    ("softmax", lambda x: x.softmax(-1)),
+    ("softmax", lambda x: nn.Softmax(-1)(x)),
+    ("log_softmax", lambda x: F.log_softmax(x, -1)),
+    ("layer_norm", lambda x: F.layer_norm(x, (4,))),
+    ("layer_norm", lambda x: nn.LayerNorm(4)(x)),
+    ("rms_norm", lambda x: F.rms_norm(x, (4,))),
+    ("group_norm", lambda x: F.group_norm(x, 2)),
+    ("batch_norm", lambda x: F.batch_norm(x, W, W)),
+    ("batch_norm", lambda x: nn.BatchNorm1d(4)(x)),
+    ("instance_norm", lambda x: F.instance_norm(x)),
+    ("normalize", lambda x: F.normalize(x)),
+    ("cumsum", lambda x: x.cumsum(0)),
+    ("cumprod", lambda x: torch.cumprod(x, 0)),
+    ("sort", lambda x: torch.sort(x)),
+    ("argsort", lambda x: x.argsort()),
+    ("topk", lambda x: torch.topk(x, 2)),
+    ("matmul", lambda x: x @ x),
+    ("matmul", lambda x: W @ x),
+    ("matmul", lambda x: x @ W),
+    ("matmul", lambda x: torch.matmul(x, W)),
+    ("mm", lambda x: torch.mm(x, W)),
+    ("bmm", lambda x: torch.bmm(x, W)),
+    ("addmm", lambda x: torch.addmm(x, W, W)),
+    ("linear", lambda x: F.linear(x, W)),
+    ("linear", lambda x: nn.Linear(4, 4)(x)),
+    ("einsum", lambda x: torch.einsum("ij->i", x)),
+    ("dot", lambda x: x.dot(x)),
+    ("conv2d", lambda x: F.conv2d(x, W)),
+    ("conv2d", lambda x: nn.Conv2d(4, 4, 1)(x)),
+    ("scaled_dot_product_attention", lambda x: F.scaled_dot_product_attention(x, x, x)),
+    ("fft_fft", lambda x: torch.fft.fft(x)),
+    ("max_pool2d", lambda x: F.max_pool2d(x, 2)),
+    ("avg_pool2d", lambda x: nn.AvgPool2d(2)(x)),
+    ("gather", lambda x: x.gather(0, INDEX)),
+    ("scatter", lambda x: torch.scatter(x, 0, INDEX, 1.0)),
+    ("index_select", lambda x: torch.index_select(x, 0, INDEX[0])),
+    ("take", lambda x: x.take(INDEX)),
+    ("embedding", lambda x: F.embedding(x, W)),
+    ("getitem", lambda x: x[0]),
+    ("getitem", lambda x: x[:, None]),
+    ("getitem", lambda x: x[x]),
+    ("setitem", lambda x: x.__setitem__(0, 1)),
+    ("roll", lambda x: torch.roll(x, 1)),
+    ("flip", lambda x: x.flip(0)),
+    ("reshape", lambda x: x.reshape(-1)),
+    ("view", lambda x: x.view(2, -1)),
+    ("permute", lambda x: x.permute(1, 0)),
+    ("transpose", lambda x: x.transpose(0, 1)),
+    ("T", lambda x: x.T),
+    ("mT", lambda x: x.mT),
+    ("t", lambda x: x.t()),
+    ("flatten", lambda x: torch.flatten(x)),
+    ("flatten", lambda x: nn.Flatten()(x)),
+    ("unsqueeze", lambda x: x.unsqueeze(0)),
+    ("squeeze", lambda x: x.squeeze()),
+    ("expand", lambda x: x.expand(4, 4)),
+    ("repeat", lambda x: x.repeat(2, 1)),
+    ("cat", lambda x: torch.cat([x, x])),
+    ("stack", lambda x: torch.stack([x, x])),
+    ("chunk", lambda x: x.chunk(2)),
+    ("split", lambda x: torch.split(x, 2)),
+    ("glu", lambda x: F.glu(x)),
+    ("pad", lambda x: F.pad(x, (1, 1))),
+    ("tril", lambda x: torch.tril(x)),
+    ("unfold", lambda x: F.unfold(x, 2)),
+    ("interpolate", lambda x: F.interpolate(x, scale_factor=2)),
+    ("cross_entropy", lambda x: F.cross_entropy(x, W)),
+    ("mse_loss", lambda x: nn.MSELoss()(x, W)),
+    ("soft_margin_loss", lambda x: F.soft_margin_loss(x, W)),
+]
+
+UNSUPPORTED = [
+    ("gt (>)", lambda x: x > 0),
+    ("lt (<)", lambda x: x < 0),
+    ("eq (==)", lambda x: x == 0),
+    ("ne (!=)", lambda x: x != 0),
+    ("lt (<)", lambda x: max(x, 0)),
+    ("where", lambda x: torch.where(W > 0, x, x)),
+    ("masked_fill", lambda x: x.masked_fill(W > 0, 0)),
+    ("a branch on a value", lambda x: x if x else -x),
+    ("a branch on a value", lambda x: x and 1),
+    ("float()", lambda x: math.exp(x)),
+    ("float()", lambda x: float(x)),
+    ("int()", lambda x: int(x)),
+    ("index()", lambda x: range(x)),
+    ("len()", lambda x: len(x)),
+    ("iter()", lambda x: [*x]),
+    ("array()", lambda x: np.asarray(x)),
+    ("item", lambda x: x.item()),
+    ("shape", lambda x: x.shape),
+    ("size", lambda x: x.size(0)),
+    ("ndim", lambda x: x.ndim),
+    ("numel", lambda x: torch.numel(x)),
+    ("device", lambda x: x.device),
+    ("cuda", lambda x: x.cuda()),
+    ("to", lambda x: x.to("cpu")),
+    ("dropout", lambda x: F.dropout(x)),
+    ("dropout", lambda x: nn.Dropout(0.1)(x)),
+    ("rand_like", lambda x: torch.rand_like(x)),
+    ("bernoulli", lambda x: torch.bernoulli(x)),
+    ("rrelu", lambda x: F.rrelu(x)),
+    ("add_", lambda x: x.add_(1)),
+    ("relu_", lambda x: F.relu_(x)),
+    ("clamp_", lambda x: torch.clamp_(x, 0)),
+    ("out=", lambda x: torch.add(x, 1, out=W)),
+    ("pow (**)", lambda x: x**2),
+    ("pow (**)", lambda x: 2**x),
+    ("pow", lambda x: torch.pow(x, 2)),
+    ("floordiv (//)", lambda x: x // 2),
+    ("mod (%)", lambda x: 2 % x),
+    ("floor_divide", lambda x: torch.div(x, 2, rounding_mode="floor")),
+    ("abs()", lambda x: abs(x)),
+    ("abs", lambda x: x.abs()),
+    ("invert (~)", lambda x: ~x),
+    ("and (&)", lambda x: x & x),
+    ("round()", lambda x: round(x)),
+    ("sqrt", lambda x: torch.sqrt(x)),
+    ("softplus", lambda x: F.softplus(x)),
+    ("hardtanh", lambda x: nn.Hardtanh()(x)),
+    ("elu", lambda x: F.elu(x)),
+    ("double", lambda x: x.double()),
+    ("detach", lambda x: x.detach()),
+    ("no_such_method", lambda x: x.no_such_method()),
+    ("a tensor of shape (4, 4)", lambda x: x + W),
+    ("a tensor of shape (4, 4)", lambda x: W * x),
+    ("a tensor of shape (4, 4)", lambda x: ep.maximum(x, W)),
+    ("ndarray", lambda x: np.ones(3) * x),
+    ("bool True", lambda x: x * True),
+    ("str 'two'", lambda x: x * "two"),
+    ("complex 2j", lambda x: x * 2j),
+    ("leaky_relu", lambda x: x.leaky_relu(0.1, slope=2)),
+]
+
+
+def refused(function, error):
+    with pytest.raises(EpilogueError) as caught:
+        epilogue(function, name="refused")
+    assert type(caught.value) is error
+    message = str(caught.value)
+    location = re.search(rf"  at {re.escape(__file__)}:(\d+): (.*)", message)
+    assert location, message
+    assert int(location[1]) == function.__code__.co_firstlineno
+    assert "lambda x:" in location[2]
+    return message
+
+
+@pytest.mark.parametrize(("name", "function"), COMMUNICATING)
+def test_communication(name, function):
+    message = refused(function, ReductionError)
+    assert re.match(rf"(\w+ )*.*\b{name}\b.* communicates between elements \(", message)
+    assert "\n  why: " in message
+    assert "\n  instead: " in message
+    assert "{" not in message.split("\n  why: ")[1]
+
+
+@pytest.mark.parametrize(("name", "function"), UNSUPPORTED)
+def test_unsupported(name, function):
+    assert name in refused(function, UnsupportedOperationError).split("\n")[0]
+
+
+def test_dtypes():
+    message = refused(lambda x: x.to(torch.float64), DtypeError)
+    assert "torch.float64" in message
+
+
+@pytest.mark.parametrize(
+    ("function", "offered"),
+    [
+        (lambda x: F.elu(x), "; did you mean relu or gelu?"),
+        (lambda x: F.logsigmoid(x), "; did you mean sigmoid?"),
+        (lambda x: F.softplus(x), "language"),
+    ],
+)
+def test_close_names_are_offered(function, offered):
+    assert refused(function, UnsupportedOperationError).split("\n")[0].endswith(offered)
+
+
+def test_the_line_is_that_of_the_innermost_user_function():
+    def helper(x):
+        return x.sum()
+
+    with pytest.raises(ReductionError, match=r"at .*test_epilogues_refusals\.py:\d+: return x\.sum\(\)"):
+        epilogue(lambda acc: helper(acc))
+
+
+def test_what_is_refused_is_not_also_supported():
+    both = {name for name in CALLS if communication(name)}
+    assert both == {"max", "min"}  # of two values, or over a dimension
+
+
+def test_operand_is_refused_too():
+    with pytest.raises(ReductionError, match="sum"):
+
+        @epilogue
+        def f(acc, scale: ep.Row):
+            return acc * scale.sum()

@@ -51,9 +51,7 @@ def _activation(name: str | None, **params: Any) -> Callable[[Any], Any]:
     known = list(inspect.signature(function).parameters)[1:]
     unknown = [param for param in params if param not in known]
     if unknown:
-        raise EpilogueError(
-            f"activation {name} takes {', '.join(known) or 'no arguments'}, got {', '.join(unknown)}"
-        )
+        raise EpilogueError(f"activation {name} takes {', '.join(known) or 'no arguments'}, got {', '.join(unknown)}")
     return functools.partial(function, **params) if params else function
 
 

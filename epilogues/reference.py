@@ -47,7 +47,8 @@ def evaluate(
         operands: a tensor or number for each operand of the tree.
         compute_dtype: float32 or float64.
         keep_casts: False leaves out the casts within the tree; with float64, the rounding of outputs too.
-        out_dtype: the dtype of outputs that do not name their own; None: that of ``acc``.
+        out_dtype: the dtype of outputs that do not name their own; None: that of ``acc``.  float64 only where
+            compute_dtype is.
 
     Raises:
         EpilogueError: (or a subclass) if an operand is missing, unknown, or of a wrong shape, dtype, device.
@@ -68,7 +69,7 @@ def evaluate(
     taken += [values[id(node)] for node in tree.nodes if isinstance(node, Operand | Accumulator)]
     outputs: dict[str, Tensor] = {}
     for store in tree.outputs:
-        dtype = compute_dtype if exact else _output_dtype(store, out_dtype, acc)
+        dtype = compute_dtype if exact else _output_dtype(store, out_dtype, acc, compute_dtype)
         result = values[id(store.value)].to(dtype)
         if any(result is other for other in taken):
             result = result.clone()
@@ -124,8 +125,7 @@ def check_operand_dtype(operand: Operand, dtype: torch.dtype, *, wide: bool = Fa
     if operand.dtype is not None:
         if dtype != torch_dtype(operand.dtype):
             raise DtypeError(
-                f"operand {operand.name}: the epilogue fixes its dtype to {torch_dtype(operand.dtype)}, "
-                f"got {dtype}"
+                f"operand {operand.name}: the epilogue fixes its dtype to {torch_dtype(operand.dtype)}, got {dtype}"
             )
     elif not (wide and dtype == torch.float64):
         try:
@@ -148,17 +148,22 @@ def scalar_tensor(number: float, dtype: torch.dtype, device: torch.device) -> Te
     return torch.full((), number, dtype=dtype, device=device)
 
 
-def _output_dtype(store: Store, out_dtype: torch.dtype | str | None, acc: Tensor) -> torch.dtype:
-    if store.dtype is None and not isinstance(store.value, Cast) and out_dtype is None:
+def _output_dtype(
+    store: Store, out_dtype: torch.dtype | str | None, acc: Tensor, compute_dtype: torch.dtype
+) -> torch.dtype:
+    default = acc.dtype if out_dtype is None else out_dtype
+    named = store.dtype is not None or isinstance(store.value, Cast)
+    if not named and default == compute_dtype == torch.float64:
+        return torch.float64  # a GEMM of float64 matrices, all in float64
+    if not named and out_dtype is None:
         try:
-            return torch_dtype(dtype_name(acc.dtype))
+            return torch_dtype(dtype_name(default))
         except DtypeError:
             raise DtypeError(
-                f"output {store.name} has the accumulator's dtype, {acc.dtype}, which no output can have; "
-                "pass out_dtype=, or compute_dtype=torch.float64 and keep_casts=False for a float64 result"
+                f"output {store.name} has the accumulator's dtype, {acc.dtype}, which no output can have unless "
+                "compute_dtype is float64 too; pass out_dtype="
             ) from None
-    default = dtype_name(torch.float32 if out_dtype is None else out_dtype)
-    return torch_dtype(EpilogueTree.output_dtype(store, default))
+    return torch_dtype(EpilogueTree.output_dtype(store, "f32" if named else dtype_name(default)))
 
 
 def _describe(value: object) -> str:

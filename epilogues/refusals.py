@@ -73,8 +73,7 @@ _ORDERING = Communication(
 _CONTRACTION = Communication(
     "contraction",
     "it sums products over many elements, which is another GEMM, convolution or attention",
-    "run it as an operation of its own, with an epilogue of its own: epilogue after the first GEMM, "
-    "then {op}",
+    "run it as an operation of its own, with an epilogue of its own: epilogue after the first GEMM, then {op}",
 )
 _INDEXING = Communication(
     "indexing",
@@ -157,9 +156,7 @@ _NO_TENSOR = "an epilogue is traced once, for any M and N: while it is, there is
 _RANDOM = "an epilogue is a function of the accumulator and its operands; random numbers are neither"
 _BITS = "there are only floating point values in an epilogue"
 _USE_CLAMP = "write ep.relu, ep.leaky_relu, ep.clamp, ep.minimum or ep.maximum where they say the same"
-_NO_BRANCH = (
-    "write the choice elementwise (ep.maximum, ep.minimum, ep.clamp), or decide outside of the epilogue"
-)
+_NO_BRANCH = "write the choice elementwise (ep.maximum, ep.minimum, ep.clamp), or decide outside of the epilogue"
 _NO_SHAPE = "leave shapes to the operand kinds: Row, Column, Scalar, Aux"
 
 #: names -> (why not, what instead), for what is elementwise or no operation on elements at all.
@@ -215,9 +212,7 @@ _EXPLAINED: dict[str, tuple[str, str]] = {
 _EXPLAINED_BY_NAME = {name: reason for names, reason in _EXPLAINED.items() for name in names.split()}
 
 #: Python's special methods, under the names the tables use.
-_DUNDER = re.compile(
-    r"__(?:r(?=matmul__|pow__|floordiv__|mod__|divmod__|and__|or__|xor__|lshift__|rshift__))?(\w+?)__"
-)
+_DUNDER = re.compile(r"__(?:r(?=matmul__|pow__|floordiv__|mod__|divmod__|and__|or__|xor__|lshift__|rshift__))?(\w+?)__")
 _SPOKEN = {"getitem": "indexing with []", "setitem": "assigning with [] =", "delitem": "del x[]"}
 _OPERATORS = {"matmul": "@", "pow": "**", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "gt": ">"}
 _OPERATORS |= {"ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^", "invert": "~"}
@@ -270,8 +265,7 @@ def refuse(spelled: str) -> NoReturn:
         listed, kind = found
         raise ReductionError(
             explain(
-                f"{shown} communicates between elements ({kind.name}): "
-                "cannot be fused into a single-pass epilogue",
+                f"{shown} communicates between elements ({kind.name}): cannot be fused into a single-pass epilogue",
                 location,
                 why=kind.why,
                 instead=_COMMUNICATION_HINTS.get(listed, kind.instead).format(op=name),

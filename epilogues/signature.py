@@ -36,8 +36,7 @@ else:
 
 #: Names that operands cannot have: keywords of matmul, linear, FusedLinear and Epilogue.reference.
 RESERVED_NAMES = frozenset(
-    {"a", "b", "x", "weight", "epilogue", "out", "input", "self"}
-    | {"compute_dtype", "keep_casts", "out_dtype"}
+    {"a", "b", "x", "weight", "epilogue", "out", "input", "self"} | {"compute_dtype", "keep_casts", "out_dtype"}
 )
 
 
@@ -99,16 +98,12 @@ def read_parameters(function: Callable[..., Any], name: str) -> tuple[Parameter,
     """
 
     def refuse(message: str, instead: str) -> EpilogueError:
-        return EpilogueError(
-            explain(f"epilogue {name}: {message}", function_location(function), instead=instead)
-        )
+        return EpilogueError(explain(f"epilogue {name}: {message}", function_location(function), instead=instead))
 
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        raise refuse(
-            f"expected a Python function of the accumulator, got {function!r}", "decorate a def"
-        ) from None
+        raise refuse(f"expected a Python function of the accumulator, got {function!r}", "decorate a def") from None
     if not parameters:
         raise refuse("expected a first parameter, the accumulator", f"write def {name}(acc, ...)")
     found = []
@@ -129,9 +124,7 @@ def read_parameters(function: Callable[..., Any], name: str) -> tuple[Parameter,
                 raise refuse("the first parameter, the accumulator, is keyword-only", "remove the *")
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise refuse(
-                f"operand {parameter.name} is positional-only; operands are given by name", "remove the /"
-            )
+            raise refuse(f"operand {parameter.name} is positional-only; operands are given by name", "remove the /")
         if parameter.name in RESERVED_NAMES:
             raise refuse(
                 f"operand {parameter.name!r} has a name that the functions taking operands use themselves",
@@ -144,9 +137,7 @@ def read_parameters(function: Callable[..., Any], name: str) -> tuple[Parameter,
                 explain(f"epilogue {name}: operand {parameter.name}: {error}", function_location(function))
             ) from None
         if annotation is not None and not (
-            isinstance(annotation, type)
-            and issubclass(annotation, OperandAnnotation)
-            and hasattr(annotation, "kind")
+            isinstance(annotation, type) and issubclass(annotation, OperandAnnotation) and hasattr(annotation, "kind")
         ):
             raise refuse(
                 f"operand {parameter.name} is annotated {parameter.annotation!r}; "

@@ -198,9 +198,7 @@ def call(name: str, args: Iterable[Any], keywords: dict[str, Any]) -> Any:
         refuse(name)
     if keywords.get("out") is not None:
         raise UnsupportedOperationError(
-            explain(
-                f"{name} with out= writes into a tensor; an epilogue only computes values", user_location()
-            )
+            explain(f"{name} with out= writes into a tensor; an epilogue only computes values", user_location())
         )
     keywords.pop("out", None)
     signature = inspect.signature(function)

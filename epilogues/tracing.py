@@ -46,9 +46,7 @@ class Trace:
 
     def operand(self, parameter: Parameter, position: int) -> Symbol:
         def make() -> Operand:
-            return Operand(
-                parameter.name, parameter.kind, position, parameter.dtype, location=user_location()
-            )
+            return Operand(parameter.name, parameter.kind, position, parameter.dtype, location=user_location())
 
         return self._symbol(("operand", position), make)
 

@@ -65,18 +65,14 @@ def dtypes_are_known(tree: EpilogueTree) -> None:
     named += [(f"output {s.name}", s.dtype, s.value.location) for s in tree.outputs if s.dtype is not None]
     for what, dtype, location in named:
         if dtype not in DTYPES:
-            raise DtypeError(
-                explain(f"{what} has dtype {dtype!r}; expected one of {', '.join(DTYPES)}", location)
-            )
+            raise DtypeError(explain(f"{what} has dtype {dtype!r}; expected one of {', '.join(DTYPES)}", location))
 
 
 def operands_are_numbered(tree: EpilogueTree) -> None:
     """Operands have positions 0, 1, ... without gaps, each taken once."""
     positions = sorted(operand.position for operand in _operands(tree))
     if positions != list(range(len(positions))):
-        raise EpilogueError(
-            f"operands have positions {positions}; expected each of 0 to {len(positions) - 1} once"
-        )
+        raise EpilogueError(f"operands have positions {positions}; expected each of 0 to {len(positions) - 1} once")
 
 
 def operands_are_named(tree: EpilogueTree) -> None:

@@ -241,9 +241,7 @@ def _decide_kernel(
                 assert problem.a is not None and problem.b is not None and problem.element is not None
                 layouts = str(problem.a.layout), str(problem.b.layout)
                 spec = KernelSpec(tree, config, problem.element, *layouts, arch_of(family, capability))
-                return Decision(
-                    family, config.name, f"compute capability {capability[0]}.{capability[1]}", spec
-                )
+                return Decision(family, config.name, f"compute capability {capability[0]}.{capability[1]}", spec)
             reason = "the epilogue's auxiliary matrices leave no room in shared memory"
         if reason not in reasons:
             reasons.append(reason)
@@ -267,9 +265,7 @@ def execute(call: Call, decision: Decision) -> dict[str, Tensor]:
         return make_plan(call, decision.spec).run(call.flat, call.b, call.tensors_and_numbers(), call.out)
     if decision.loss:
         _warn_once(decision.reason)
-    results = run_reference(
-        call.epilogue.tree, call.a, call.b, call.given, differentiable=call.differentiable
-    )
+    results = run_reference(call.epilogue.tree, call.a, call.b, call.given, differentiable=call.differentiable)
     for name, buffer in call.out.items():
         buffer.copy_(results[name])
     return call.out or results

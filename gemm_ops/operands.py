@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from epilogues.dtypes import dtype_name
-from epilogues.errors import DtypeError
 from epilogues.operand_shapes import bind_kind, check_names
+from epilogues.reference import check_operand_dtype
 from epilogues.tree import EpilogueTree, Kind
 
 from .errors import ProblemError
@@ -79,9 +80,9 @@ def bind_operands(
                 f"operand {operand.name!r} is on {value.device}, the matrices are on {problem.device}"
                 + (": give a Python number, or move it" if kind is Kind.SCALAR else ": move it there first")
             )
-        dtype = dtype_name(value.dtype)
-        if operand.dtype is not None and operand.dtype != dtype:
-            raise DtypeError(f"operand {operand.name!r} is declared {operand.dtype}, got a tensor of {dtype}")
+        check_operand_dtype(operand, value.dtype, wide=problem.dtype == torch.float64)
+        # float64 goes to the reference backend with its matrices, where nobody asks for a name
+        dtype = "f32" if value.dtype == torch.float64 else dtype_name(value.dtype)
         tensor, matrix = _addressable(value, kind, problem)
         aligned = tensor.data_ptr() % ACCESS_BYTES == 0
         bound.append(BoundOperand(OperandFacts(operand.name, kind, dtype, aligned, matrix), tensor))

@@ -40,9 +40,7 @@ def bind_outputs(
         return {}, tuple((_new_layout(problem, str(store.dtype)), str(store.dtype)) for store in tree.outputs)
     given = {names[0]: out} if isinstance(out, Tensor) else dict(out)
     if set(given) != set(names):
-        raise ProblemError(
-            f"out should have the outputs {', '.join(names)}; got {', '.join(map(str, given))}"
-        )
+        raise ProblemError(f"out should have the outputs {', '.join(names)}; got {', '.join(map(str, given))}")
     buffers: dict[str, Tensor] = {}
     layouts = []
     for name, store in zip(names, tree.outputs, strict=True):
@@ -71,9 +69,7 @@ def _new_layout(problem: Problem, dtype: str) -> Matrix:
     """The layout of a contiguous output that PyTorch's allocator gives, which aligns more than is needed."""
     size = torch_dtype(dtype).itemsize
     if problem.m != 1 and problem.n * size % ACCESS_BYTES:
-        return Matrix(
-            "row", problem.n, f"its rows of {problem.n} elements are not a multiple of {ACCESS_BYTES} bytes"
-        )
+        return Matrix("row", problem.n, f"its rows of {problem.n} elements are not a multiple of {ACCESS_BYTES} bytes")
     # the distance to a second row that does not exist, aligned
     return Matrix("row", -(-problem.n * size // ACCESS_BYTES) * ACCESS_BYTES // size)
 

@@ -74,8 +74,7 @@ class Case:
     def id(self) -> str:
         """A readable name, unique among cases."""
         return (
-            f"{self.operation}-{self.shape}-{self.dtype}-{self.epilogue}"
-            f"-{self.backend}-{self.device}-seed{self.seed}"
+            f"{self.operation}-{self.shape}-{self.dtype}-{self.epilogue}-{self.backend}-{self.device}-seed{self.seed}"
         )
 
     def arguments(self) -> list[str]:

@@ -55,9 +55,7 @@ def _train_gelu(inputs: Inputs, bias: Tensor) -> tuple[Tensor, ...]:
     return F.gelu(preactivation, approximate="tanh"), preactivation
 
 
-def _residual(
-    inputs: Inputs, scale: Tensor, bias: Tensor, alpha: float, residual: Tensor
-) -> tuple[Tensor, ...]:
+def _residual(inputs: Inputs, scale: Tensor, bias: Tensor, alpha: float, residual: Tensor) -> tuple[Tensor, ...]:
     return ((_product(inputs) * scale + bias) * alpha + residual,)
 
 

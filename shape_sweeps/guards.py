@@ -83,9 +83,7 @@ class GuardedOutput:
         faults = []
         if left:
             row, column = (int(index) for index in poisoned.nonzero()[0])
-            faults.append(
-                f"{left} of {m * n} elements were never written, the first at row {row}, column {column}"
-            )
+            faults.append(f"{left} of {m * n} elements were never written, the first at row {row}, column {column}")
         written = bits != _GUARD[size]
         written.as_strided((m, n), (stride, 1), self.start).fill_(False)
         outside = int(written.sum())

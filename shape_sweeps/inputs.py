@@ -75,9 +75,7 @@ def make_inputs(case: Case, epilogue: ep.Epilogue, *, repeat: int = 0) -> Inputs
     # Away from zero, where it would hide what it multiplies, and exactly a float32, as kernels take it.
     drawn = torch.rand(len(inputs.operands), generator=generator, device=case.device) + 0.5
     numbers = dict(zip(inputs.operands, drawn.tolist(), strict=True))
-    operands = {
-        name: value if isinstance(value, Tensor) else numbers[name] for name, value in inputs.operands.items()
-    }
+    operands = {name: value if isinstance(value, Tensor) else numbers[name] for name, value in inputs.operands.items()}
     return Inputs(case.operation, inputs.a, inputs.b, operands)
 
 

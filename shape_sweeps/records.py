@@ -129,6 +129,5 @@ def _timing_json(timing: Timing) -> dict[str, Any]:
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN and no infinity: they become null."""
     return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in values.items()
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
     }

@@ -99,9 +99,7 @@ def run_sweep(
     return sweep
 
 
-def call_fused(
-    inputs: Inputs, epilogue: ep.Epilogue, out: dict[str, Tensor] | None = None
-) -> dict[str, Tensor]:
+def call_fused(inputs: Inputs, epilogue: ep.Epilogue, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
     """The fused call, as a user makes it: output name -> (M, N) tensor, in ``out`` if that is given."""
     function = gemm_ops.linear if inputs.operation == "linear" else gemm_ops.matmul
     found = function(inputs.a, inputs.b, epilogue, out=_as_out(epilogue, out), **inputs.operands)
@@ -207,9 +205,7 @@ def _time(case: Case, epilogue: ep.Epilogue) -> Any:
     return measure(contenders, sets=count, device=case.device)
 
 
-def _guarded_outputs(
-    case: Case, epilogue: ep.Epilogue, layout: str, *, fill: bool = True
-) -> dict[str, GuardedOutput]:
+def _guarded_outputs(case: Case, epilogue: ep.Epilogue, layout: str, *, fill: bool = True) -> dict[str, GuardedOutput]:
     return {
         name: GuardedOutput.allocate(case.m, case.n, dtype, case.device, layout, fill=fill)
         for name, dtype in output_dtypes(case, epilogue).items()

@@ -107,9 +107,7 @@ def measure(contenders: Mapping[str, Contender], *, sets: int, device: str) -> T
     return Timing(samples, rounds, sets)
 
 
-def _calibrate(
-    contender: Contender, sets: int, device: str, sample: Callable[..., float]
-) -> tuple[int, float]:
+def _calibrate(contender: Contender, sets: int, device: str, sample: Callable[..., float]) -> tuple[int, float]:
     """Calls per sample, and the seconds the host takes to make one call (0 on the CPU, where it waits)."""
     for index in range(sets):
         contender(index)

@@ -80,9 +80,7 @@ def test_epilogues_compose():
     assert gelu.location.text == "return ep.gelu(acc + bias)"  # the inner function's line
 
 
-@pytest.mark.parametrize(
-    "copy", [lambda e: pickle.loads(pickle.dumps(e)), lambda e: Epilogue.from_tree(e.tree)]
-)
+@pytest.mark.parametrize("copy", [lambda e: pickle.loads(pickle.dumps(e)), lambda e: Epilogue.from_tree(e.tree)])
 def test_epilogues_made_of_trees_compose(copy):
     inner, both = copy(bias_gelu), copy(with_preactivation)
 

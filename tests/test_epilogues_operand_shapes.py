@@ -129,9 +129,7 @@ def test_names():
     names = ["bias", "scale", "alpha", "residual", "other"]
     check_names(f.tree, reversed(names))
     signature = r"\(bias: Row, scale: Column, alpha: Scalar, residual: Aux, other: any kind\)"
-    with pytest.raises(
-        EpilogueError, match=rf"^missing operand scale, other; the epilogue takes {signature}"
-    ):
+    with pytest.raises(EpilogueError, match=rf"^missing operand scale, other; the epilogue takes {signature}"):
         check_names(f.tree, ["bias", "alpha", "residual"])
     with pytest.raises(EpilogueError, match=rf"^unknown operand offset; the epilogue takes {signature}"):
         check_names(f.tree, [*names, "offset"])

@@ -20,9 +20,7 @@ BY_HAND = {
     "train_gelu": lambda acc, bias: {"D": F.gelu(acc + bias, approximate="tanh"), "preact": acc + bias},
     "residual": lambda acc, scale, bias, alpha, residual: {"D": (acc * scale + bias) * alpha + residual},
     "gate": lambda acc, bias, gate: {"D": F.silu(acc + bias) * gate},
-    "dequant": lambda acc, row_scale, col_scale, bias: {
-        "D": F.silu(acc * row_scale[..., None] * col_scale + bias)
-    },
+    "dequant": lambda acc, row_scale, col_scale, bias: {"D": F.silu(acc * row_scale[..., None] * col_scale + bias)},
 }
 
 

@@ -279,9 +279,7 @@ def signatures():
     ]
 
 
-@pytest.mark.parametrize(
-    ("function", "message"), signatures(), ids=lambda value: getattr(value, "__name__", "")
-)
+@pytest.mark.parametrize(("function", "message"), signatures(), ids=lambda value: getattr(value, "__name__", ""))
 def test_functions_that_are_no_epilogue(function, message):
     with pytest.raises(EpilogueError, match=message) as caught:
         epilogue(function)

@@ -117,10 +117,7 @@ def test_suite(case: Case) -> None:
         Case(ep.builders.SUITE["bias_gelu"](), *shape, "bf16", "sm90")
         for shape in ((4096, 4096, 512), (1000, 3000, 520), (1024, 4096, 512), (130, 4096, 512))
     ),
-    *(
-        Case(ep.builders.SUITE["bias_gelu"](), *shape, "bf16", "sm80")
-        for shape in ((4096, 4096, 512), (130, 520, 512))
-    ),
+    *(Case(ep.builders.SUITE["bias_gelu"](), *shape, "bf16", "sm80") for shape in ((4096, 4096, 512), (130, 520, 512))),
 )
 def test_configurations(case: Case) -> None:
     check_case(case)

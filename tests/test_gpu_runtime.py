@@ -173,9 +173,7 @@ MISALIGNED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("change", "message"), [row[1:] for row in MISALIGNED], ids=[row[0] for row in MISALIGNED]
-)
+@pytest.mark.parametrize(("change", "message"), [row[1:] for row in MISALIGNED], ids=[row[0] for row in MISALIGNED])
 def test_misaligned_problems_fall_back_and_say_so(change: object, message: str) -> None:
     case = CASES[0]
     a, b, operands = make_inputs(case)

@@ -186,9 +186,7 @@ def test_the_time_limit_skips_the_rest(capsys: pytest.CaptureFixture[str]) -> No
         Case(7, 8, 9, "fp32", "sweeps_example:mine", "linear", 3, "sm80", "cpu"),
     ],
 )
-def test_a_reproducer_gives_the_same_case(
-    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_reproducer_gives_the_same_case(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "sweeps_example.py").write_text(USER_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = shlex.split(case.reproducer())
@@ -325,9 +323,7 @@ def test_errors_that_are_not_finite_are_null_in_json(monkeypatch: pytest.MonkeyP
     faulty(monkeypatch, _one_nan)
     from shape_sweeps import load_epilogue, run_sweep
 
-    sweep = run_sweep(
-        [Case(33, 65, 127, "bf16", "bias_gelu")], {"bias_gelu": load_epilogue("bias_gelu")}, timing=False
-    )
+    sweep = run_sweep([Case(33, 65, 127, "bf16", "bias_gelu")], {"bias_gelu": load_epilogue("bias_gelu")}, timing=False)
     document = json.loads(export.to_json(sweep, {}, []))
     assert document["cases"][0]["errors"]["error"] is None
 

@@ -80,9 +80,7 @@ def test_a_nan_that_was_computed_is_not_poison(layout: str) -> None:
 def test_places_outside_are_told_in_words() -> None:
     padded = written("padded")
     padded.buffer[padded.start + 2 * 16 + 8] = 0.0
-    assert padded.faults() == [
-        "1 elements outside the output written, the first in row 2, 2 elements after its end"
-    ]
+    assert padded.faults() == ["1 elements outside the output written, the first in row 2, 2 elements after its end"]
     contiguous = written("contiguous")
     contiguous.buffer[contiguous.start + 5 * 7] = 0.0
     assert contiguous.faults()[0].endswith("the first 1 elements after the last")

@@ -23,9 +23,7 @@ def test_a_shape_reads_back_what_it_prints() -> None:
         assert parse_shapes([",".join(map(str, entry.shapes))]) == entry.shapes
 
 
-@pytest.mark.parametrize(
-    "text", ["12x13", "12x13x14x15", "axbxc", "1x-2x3", "1.5x2x3", "1x2x", "", "1x2x3,", "nope"]
-)
+@pytest.mark.parametrize("text", ["12x13", "12x13x14x15", "axbxc", "1x-2x3", "1.5x2x3", "1x2x", "", "1x2x3,", "nope"])
 def test_malformed_shapes_are_named(text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_shapes([text])

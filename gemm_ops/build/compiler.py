@@ -132,9 +132,7 @@ def _excerpt(output: str, lines: int = 30) -> str:
     return "\n".join(f"  {line}" for line in chosen[:lines]) + rest
 
 
-def build_kernels(
-    specs: Iterable[KernelSpec], *, jobs: int | None = None, on_done: OnDone | None = None
-) -> None:
+def build_kernels(specs: Iterable[KernelSpec], *, jobs: int | None = None, on_done: OnDone | None = None) -> None:
     """Builds many kernels, several at a time.
 
     Args:

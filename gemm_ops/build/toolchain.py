@@ -55,18 +55,12 @@ class Toolchain:
             ToolchainError: if nvcc does not run, or is too old.
         """
         try:
-            done = subprocess.run(
-                [self.nvcc, "--version"], capture_output=True, text=True, check=True, timeout=60
-            )
+            done = subprocess.run([self.nvcc, "--version"], capture_output=True, text=True, check=True, timeout=60)
         except (OSError, subprocess.SubprocessError) as error:
-            raise ToolchainError(
-                f"{self.nvcc} (found through {self.origin}) does not run: {error}"
-            ) from error
+            raise ToolchainError(f"{self.nvcc} (found through {self.origin}) does not run: {error}") from error
         match = re.search(r"release (\d+)\.(\d+)", done.stdout)
         if match is None:
-            raise ToolchainError(
-                f"{self.nvcc} --version does not say a release, it says: {done.stdout.strip()!r}"
-            )
+            raise ToolchainError(f"{self.nvcc} --version does not say a release, it says: {done.stdout.strip()!r}")
         if (int(match[1]), int(match[2])) < _OLDEST_NVCC:
             raise ToolchainError(
                 f"{self.nvcc} is release {match[1]}.{match[2]}; CUTLASS needs 12.4 or newer: {_ADVICE}"
@@ -101,9 +95,7 @@ def cutlass_include() -> Path:
     else:
         spec = importlib.util.find_spec("cutlass_library")
         if spec is None or spec.origin is None:
-            raise ToolchainError(
-                "the CUTLASS headers are not there: install them with `pip install nvidia-cutlass`"
-            )
+            raise ToolchainError("the CUTLASS headers are not there: install them with `pip install nvidia-cutlass`")
         include = Path(spec.origin).parent / "source" / "include"
         where = "the package nvidia-cutlass"
     if not (include / "cutlass" / "cutlass.h").is_file():
@@ -127,16 +119,12 @@ def _wheel_roots() -> list[Path]:
     """Folders of nvidia's wheels that hold an nvcc: ``nvidia/cu13`` (13.x), ``nvidia/cuda_nvcc`` (12.x)."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    return sorted(
-        (path.parent.parent for folder in folders for path in folder.glob("*/bin/nvcc")), reverse=True
-    )
+    return sorted((path.parent.parent for folder in folders for path in folder.glob("*/bin/nvcc")), reverse=True)
 
 
 def _wheel_folders(root: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Where the other CUDA wheels beside nvcc's keep headers and libraries."""
     siblings = [root, *(folder for folder in root.parent.glob("cuda_*") if folder != root)]
-    include = [folder / "include" for folder in siblings] + [
-        folder / "include" / "cccl" for folder in siblings
-    ]
+    include = [folder / "include" for folder in siblings] + [folder / "include" / "cccl" for folder in siblings]
     libraries = [folder / "lib" for folder in siblings]
     return tuple(filter(Path.is_dir, include)), tuple(filter(Path.is_dir, libraries))

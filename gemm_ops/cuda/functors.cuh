@@ -83,7 +83,12 @@ EP_DEVICE float tanh(float x) {
 }
 EP_DEVICE float silu(float x) { return x * sigmoid(x); }
 EP_DEVICE float gelu_erf(float x) { return 0.5f * x * (1.0f + ::erff(x * detail::kSqrtHalf)); }
-EP_DEVICE float gelu_tanh(float x) { return x * sigmoid(detail::gelu_argument(x)); }
+// as in exact, with the base of the exponential folded into the polynomial
+EP_DEVICE float gelu_tanh(float x) {
+  constexpr float linear = -detail::kGeluBeta * detail::kLog2E;
+  float exponent = x * fmaf(linear * detail::kGeluCubic, x * x, linear);
+  return x * detail::rcp_approx(1.0f + detail::ex2_approx(exponent));
+}
 }  // namespace fast
 
 }  // namespace ep

@@ -57,9 +57,7 @@ class Kernel:
             LaunchError: if CUTLASS or the CUDA runtime refuses.
         """
         # kept until after the launch; freed in stream order, as any temporary of PyTorch's own operators
-        workspace = (
-            torch.empty(workspace_bytes, dtype=torch.uint8, device=device) if workspace_bytes else None
-        )
+        workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=device) if workspace_bytes else None
         stream = torch.cuda.current_stream(device).cuda_stream
         pointer = None if workspace is None else workspace.data_ptr()
         code = self._run(ctypes.byref(arguments), pointer, stream)
@@ -102,6 +100,4 @@ def _load(spec: KernelSpec) -> Kernel:
         try:
             return Kernel(spec, path)
         except (OSError, AttributeError) as error:
-            raise BuildError(
-                f"the kernel built at {path} does not load: {error}", source=str(path)
-            ) from error
+            raise BuildError(f"the kernel built at {path} does not load: {error}", source=str(path)) from error

@@ -21,7 +21,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: D = epilogue(a @ b); layouts "row" or "column" as contiguous along the second extent or the first."""
+    """One problem: D = epilogue(a @ b); a layout is "row" if contiguous along the second extent, else "column"."""
 
     epilogue: ep.Epilogue = field(repr=False)
     m: int

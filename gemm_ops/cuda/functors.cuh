@@ -3,7 +3,7 @@
 // Two variants.  `ep::exact` is for epilogues with an fp32 output: library functions, good to an ulp or two of
 // fp32.  `ep::fast` is for outputs of 16 bits: built on ex2.approx and rcp.approx, whose relative error of about
 // 2^-22 vanishes in a 16-bit rounding.  Where fast has no faster way it is the exact one.  A generated functor
-// opens one of the two namespaces and calls its functions unqualified.
+// calls the functions of one of the two namespaces.
 //
 // NaN goes through everything, as in PyTorch: minimum, maximum, relu and clamp use the .NaN forms.
 #pragma once

@@ -3,8 +3,8 @@
     >>> SM90_CONFIGS[0].tile
     (128, 256, 64)
 
-Extents are in elements, (M, N, K).  The tables are fixed.  SM90 stages are not listed: the mainloop takes as many as the shared memory
-that the epilogue leaves has room for.
+Extents are in elements, (M, N, K).  The tables are fixed.  SM90 stages are not listed: the mainloop takes as many
+as the shared memory that the epilogue leaves has room for.
 """
 
 from __future__ import annotations

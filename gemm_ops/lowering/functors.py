@@ -23,7 +23,7 @@ _TEMPLATE = """\
 template <class T> struct {name};
 template <> struct {name}<float> {{
   CUTLASS_DEVICE static float apply({parameters}) {{
-    using namespace ep::{variant};
+    namespace fn = ep::{variant};
 {lines}
     return {result};
   }}
@@ -75,7 +75,8 @@ def _expression(node: Node, names: dict[int, str]) -> str:
         return f"ep::cast_{node.dtype}({names[id(node.value)]})"
     if isinstance(node, Apply):
         arguments = ", ".join(names[id(child)] for child in node.inputs)
-        return f"{OPERATIONS[node.operation].functor}({arguments})"
+        # qualified: the C library has an exp and a tanh of its own
+        return f"fn::{OPERATIONS[node.operation].functor}({arguments})"
     raise AssertionError(f"{type(node).__name__} is a leaf")
 
 

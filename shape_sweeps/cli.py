@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import epilogues as ep
 
-from . import cases, export, report
+from . import cases, export, plots, report
 from .catalogue import FORMULAS, parse_epilogues
 from .environment import choose_device, describe
 from .errors import InputError
@@ -90,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=_seed, default=0, metavar="N", help="of the random inputs (default: 0)")
     add("--json", metavar="FILE", help="write everything as one JSON document; - for standard output")
     add("--csv", metavar="FILE", help="write one line per case; - for standard output")
+    add("--plot", metavar="FILE", help="draw speed-ups and errors (.png, .svg, .pdf); needs the extra plots")
     add("--no-timing", action="store_true", help="check only")
     add("--max-seconds", type=_seconds, metavar="S", help="begin no case later than this; skip the rest")
     add("--jobs", type=_jobs, metavar="N", help="kernels to build at a time (default: one per core)")
@@ -125,7 +126,9 @@ def select(options: argparse.Namespace) -> tuple[tuple[cases.Case, ...], dict[st
 
 def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     chosen, epilogues = select(options)
-    for path, where in ((options.json, "--json"), (options.csv, "--csv")):
+    if options.plot is not None:
+        plots.check_plot(options.plot)
+    for path, where in ((options.json, "--json"), (options.csv, "--csv"), (options.plot, "--plot")):
         if path is not None:
             export.check_writable(path, where)
     if options.json == options.csv == export.STDOUT:
@@ -148,6 +151,8 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         export.write(options.json, export.to_json(sweep, environment, arguments))
     if options.csv is not None:
         export.write(options.csv, export.to_csv(sweep))
+    if options.plot is not None:
+        plots.plot(sweep, environment, options.plot)
 
     if sweep.interrupted:
         return INTERRUPTED

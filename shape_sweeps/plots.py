@@ -1,0 +1,81 @@
+"""A sweep as one picture: how fast, and how exact, over the size of the problem.
+
+    >>> check_plot("sweep.svg")           # before the sweep: the extra "plots" is there, the format is known
+    >>> plot(sweep, environment, "sweep.svg")
+
+Left: speed-up of the fused call over unfused eager PyTorch and over the bare ``torch.mm``, each case a point at
+its 2 M N K floating-point operations.  Right: the error of each case relative to the unfused computation's error.
+Cases that failed are crosses.  Without timing only the right panel is drawn.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .records import FAILED, Sweep
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: str) -> None:
+    """Checks what can be checked before a sweep.
+
+    Raises:
+        InputError: a suffix that names no picture format, or matplotlib is missing.
+    """
+    if Path(path).suffix.lower() not in FORMATS:
+        raise InputError(f"--plot: expected a file name that ends in {', '.join(FORMATS)}, got {path!r}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot: needs matplotlib, install it with `pip install 'gemm-epilogue-fusion[plots]'`")
+
+
+def plot(sweep: Sweep, environment: dict[str, Any], path: str) -> None:
+    """Draws the sweep into a file; the suffix gives the format."""
+    from matplotlib.figure import Figure  # no pyplot: nothing global, no display
+
+    speedups, errors = _points(sweep)
+    figure = Figure(figsize=(11 if speedups else 6, 4.5), layout="constrained")
+    axes = list(figure.subplots(1, 2 if speedups else 1, squeeze=False)[0])
+    if speedups:
+        _draw(axes[0], speedups, "times as fast as", "speed-up")
+        axes[0].set_yscale("log")
+    _draw(axes[-1], errors, "error, relative to", "error (1: as unfused)")
+    figure.suptitle(f"{environment.get('device_name', environment.get('device'))}, torch {environment.get('torch')}")
+    figure.savefig(path)
+
+
+#: label -> (operations, value, passed) of each case
+Points = dict[str, list[tuple[float, float, bool]]]
+
+
+def _points(sweep: Sweep) -> tuple[Points, Points]:
+    speedups: Points = {}
+    errors: Points = {}
+    for record in sweep.records:
+        case, passed = record.case, record.status != FAILED
+        operations = 2.0 * case.m * case.n * case.k
+        if record.timing is not None:
+            for label, other in (("eager PyTorch", "eager"), ("torch.mm alone", "mm")):
+                speedups.setdefault(label, []).append((operations, record.timing.ratio(other, "fused"), passed))
+        worst = record.worst
+        if worst is not None and worst.unfused_error > 0 and worst.error < float("inf"):
+            errors.setdefault("unfused PyTorch", []).append((operations, worst.error / worst.unfused_error, passed))
+    return speedups, errors
+
+
+def _draw(axes: Any, points: Points, verb: str, quantity: str) -> None:
+    for index, (label, found) in enumerate(points.items()):
+        for passed, marker in ((True, "o"), (False, "x")):
+            chosen = [(x, y) for x, y, ok in found if ok is passed]
+            if chosen:
+                text = f"{verb} {label}" + ("" if passed else " (failed)")
+                axes.scatter(*zip(*chosen, strict=True), s=18, marker=marker, color=f"C{index}", alpha=0.7, label=text)
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("floating-point operations, 2 M N K")
+    axes.set_ylabel(quantity)
+    if points:
+        axes.legend()

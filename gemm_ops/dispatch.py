@@ -20,9 +20,12 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -150,8 +153,7 @@ def bind_call(
     tree = _resolve(epilogue.tree, signature, problem.element or "f32")
     tensors = [a, b, *(value for value in given.values() if isinstance(value, Tensor))]
     differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    names = [store.name for store in epilogue.tree.outputs]
-    buffers, layouts = bind_outputs(names, tree, problem, out, tensors)
+    buffers, layouts = bind_outputs(epilogue.tree.outputs, tree, problem, out, tensors)
     if buffers and differentiable:
         raise ProblemError("out= does not go with gradients: an argument requires grad; use torch.no_grad()")
     return Call(epilogue, tree, problem, a, b, flat, given, operands, buffers, layouts, differentiable)
@@ -277,6 +279,7 @@ def make_plan(call: Call, spec: KernelSpec) -> Plan:
 
 
 _announced: set[str] = set()
+_NOT_THE_CALLER = tuple(str(Path(file).parent) + os.sep for file in (__file__, torch.__file__))
 
 
 def _warn_once(reason: str) -> None:
@@ -285,5 +288,13 @@ def _warn_once(reason: str) -> None:
         warnings.warn(
             f"computed by the PyTorch reference backend, not fused: {reason} (said once per reason)",
             FallbackWarning,
-            stacklevel=5,
+            stacklevel=_callers_level(),
         )
+
+
+def _callers_level() -> int:
+    """The ``stacklevel`` that makes :func:`_warn_once` name the line that called into this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -10,6 +10,7 @@ to the inputs' dtype first, as in any unfused PyTorch computation.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import torch
@@ -31,9 +32,16 @@ def run_reference(
         operands: by name, as :mod:`gemm_ops.operands` has checked them.
         differentiable: whether autograd is to record the computation.
     """
-    accumulator = _accumulate(a, b, differentiable)
     compute = torch.float64 if a.dtype == torch.float64 else torch.float32
-    return evaluate(tree, accumulator, operands, compute_dtype=compute, out_dtype=a.dtype)
+    # the matrices have autocast's dtype already; the accumulator and the epilogue are not to be rounded to it
+    with _without_autocast(a.device.type):
+        accumulator = _accumulate(a, b, differentiable)
+        return evaluate(tree, accumulator, operands, compute_dtype=compute, out_dtype=a.dtype)
+
+
+def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+    available = torch.amp.is_autocast_available(device_type)
+    return torch.autocast(device_type, enabled=False) if available else contextlib.nullcontext()
 
 
 def _accumulate(a: Tensor, b: Tensor, differentiable: bool) -> Tensor:

@@ -11,7 +11,7 @@ has several outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -71,18 +71,43 @@ def matmul(
         EpilogueError: the operands are not the epilogue's.
         BuildError: the kernel does not compile.
     """
+    if torch.compiler.is_compiling():
+        return _outside_graphs()(a, b, epilogue, out, operands)
+    return _matmul(a, b, epilogue, out, operands)
+
+
+def _matmul(
+    a: Tensor,
+    b: Tensor,
+    epilogue: EpilogueLike,
+    out: Tensor | Mapping[str, Tensor] | None,
+    operands: Mapping[str, Tensor | float],
+) -> Outputs:
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     key = _plan_key(a, b, chosen, operands, out)
     if key is not None and (plan := find_plan(key)) is not None:
         return _results(plan.run(a, b, operands, _by_name(out)))
-    call, squeeze = _bind(a, b, chosen, out, operands)
+    call = _bind(a, b, chosen, out, operands)
     decision = decide(call)
     outputs = execute(call, decision)
-    if key is not None and not squeeze and decision.spec is not None and call.is_direct:
+    if key is not None and decision.spec is not None and call.is_direct:
         remember_plan(key, make_plan(call, decision.spec))
-    if squeeze:
-        outputs = {name: tensor.squeeze(0) for name, tensor in outputs.items()}
     return _results(outputs)
+
+
+_outside: Callable[..., Outputs] | None = None
+
+
+def _outside_graphs() -> Callable[..., Outputs]:
+    """``_matmul`` for a caller that torch.compile is tracing: a break in its graph, run as it is.
+
+    Pointers, ctypes and the kernel cache are nothing to trace.  Made when first needed, because making it imports
+    torch's compiler, which takes more than a second.
+    """
+    global _outside
+    if _outside is None:
+        _outside = torch.compiler.disable(_matmul)
+    return _outside
 
 
 def linear(
@@ -120,8 +145,7 @@ def backend_for(
     >>> decision.backend, decision.kernel
     ('sm90', 'sm90_pingpong_128x128x64_1x2')
     """
-    call, _ = _bind(a, b, as_epilogue(epilogue, operands.get("bias") is not None), out, operands)
-    return decide(call)
+    return decide(_bind(a, b, as_epilogue(epilogue, operands.get("bias") is not None), out, operands))
 
 
 def transpose_weight(weight: Tensor) -> Tensor:
@@ -158,28 +182,25 @@ def _bind(
     epilogue: Epilogue,
     out: Tensor | Mapping[str, Tensor] | None,
     operands: Mapping[str, Tensor | float],
-) -> tuple[Call, bool]:
+) -> Call:
     if operands.get("bias", 0) is None and "bias" not in epilogue.operands:
         # F.linear's way to say that there is no bias
         operands = {name: value for name, value in operands.items() if name != "bias"}
-    a, b = _autocast(a, b)
-    squeeze = isinstance(a, Tensor) and a.ndim == 1
-    if squeeze:
-        a = a.unsqueeze(0)
-        if out is not None:
-            raise ProblemError("out= wants an a of at least two dimensions")
-    return bind_call(a, b, epilogue, operands, out), squeeze
+    return bind_call(*_autocast(a, b), epilogue, operands, out)
 
 
 def _autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Under ``torch.autocast``, the matrices in its dtype, as ``F.linear`` has it."""
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or not torch.is_autocast_enabled(a.device.type):
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return a, b
-    dtype = torch.get_autocast_dtype(a.device.type)
+    kind = a.device.type
+    # asking whether it is enabled is an error for devices that have none, such as meta
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return a, b
+    dtype = torch.get_autocast_dtype(kind)
     eligible = (torch.float32, torch.float16, torch.bfloat16)
     return tuple(  # type: ignore[return-value]
-        matrix.to(dtype) if matrix.dtype in eligible and matrix.device.type == a.device.type else matrix
-        for matrix in (a, b)
+        matrix.to(dtype) if matrix.dtype in eligible and matrix.device.type == kind else matrix for matrix in (a, b)
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from epilogues import Epilogue, Kind
+from epilogues import Epilogue, EpilogueError, Kind
 
 from .functional import EpilogueLike, Outputs, as_epilogue, linear
 
@@ -80,6 +80,8 @@ class FusedLinear(nn.Linear):
             (..., out_features), or a dictionary of such tensors if the epilogue has several outputs.
         """
         if self.bias is not None:
+            if "bias" in operands:
+                raise EpilogueError("operand bias: the layer gives its own, got another with the call")
             operands["bias"] = self.bias
         return linear(input, self.weight, self.epilogue, out=None, **operands)
 

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from epilogues.dtypes import dtype_name
+from epilogues.errors import EpilogueError
 from epilogues.operand_shapes import bind_kind, check_names
 from epilogues.reference import check_operand_dtype
-from epilogues.tree import EpilogueTree, Kind
+from epilogues.tree import EpilogueTree, Kind, Operand
 
 from .errors import ProblemError
 from .problem import ACCESS_BYTES, Matrix, Problem, read_matrix
@@ -60,7 +61,7 @@ def bind_operands(
     """The operands of a call in the tree's order.
 
     Raises:
-        EpilogueError: an operand is missing or unknown.
+        EpilogueError: an operand is missing or unknown, or is neither a tensor nor a number.
         BroadcastError: a shape that does not fit, or is ambiguous.
         DtypeError: a dtype that operands cannot have, or not the one the epilogue declares.
         ProblemError: an operand on another device.
@@ -69,12 +70,10 @@ def bind_operands(
     bound = []
     for operand in tree.operands:
         value = given[operand.name]
-        shape = tuple(value.shape) if isinstance(value, Tensor) else value
-        kind = bind_kind(operand, shape, problem.m_shape, problem.n)
         if not isinstance(value, Tensor):
-            facts = OperandFacts(operand.name, kind, operand.dtype or "f32")
-            bound.append(BoundOperand(facts, None, float(value)))
+            bound.append(_bind_number(operand, value, problem))
             continue
+        kind = bind_kind(operand, tuple(value.shape), problem.m_shape, problem.n)
         if value.device != problem.device:
             raise ProblemError(
                 f"operand {operand.name!r} is on {value.device}, the matrices are on {problem.device}"
@@ -87,6 +86,19 @@ def bind_operands(
         aligned = tensor.data_ptr() % ACCESS_BYTES == 0
         bound.append(BoundOperand(OperandFacts(operand.name, kind, dtype, aligned, matrix), tensor))
     return tuple(bound)
+
+
+def _bind_number(operand: Operand, value: float, problem: Problem) -> BoundOperand:
+    if isinstance(value, (list, tuple)):  # which bind_kind takes for a shape
+        raise EpilogueError(
+            f"operand {operand.name}: expected a tensor, an int or a float, got a {type(value).__name__}"
+        )
+    kind = bind_kind(operand, value, problem.m_shape, problem.n)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise EpilogueError(f"operand {operand.name}: the integer given is too large for a float") from None
+    return BoundOperand(OperandFacts(operand.name, kind, operand.dtype or "f32"), None, number)
 
 
 def _addressable(value: Tensor, kind: Kind, problem: Problem) -> tuple[Tensor, Matrix | None]:

@@ -1,6 +1,6 @@
 r"""The outputs of one call: which dtypes and layouts they have, and whether the caller's own buffers fit.
 
-    >>> buffers, layouts = bind_outputs(["D", "preact"], tree, problem, out={"D": d, "preact": p}, inputs=[a, b])
+    >>> buffers, layouts = bind_outputs(declared, tree, problem, out={"D": d, "preact": p}, inputs=[a, b])
 
 Contract: without ``out`` every output is a new contiguous tensor of shape (\\*m_shape, N).  With ``out`` the
 caller gives a tensor for every output, of exactly that shape and of the output's dtype, rows of any distance; it
@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from epilogues.dtypes import torch_dtype
-from epilogues.tree import EpilogueTree
+from epilogues.tree import Cast, EpilogueTree, Store
 
 from .errors import ProblemError
 from .problem import ACCESS_BYTES, Matrix, Problem, read_matrix
 
 
 def bind_outputs(
-    names: Sequence[str],
+    declared: Sequence[Store],
     tree: EpilogueTree,
     problem: Problem,
     out: Tensor | Mapping[str, Tensor] | None,
@@ -30,7 +31,8 @@ def bind_outputs(
     """The caller's buffers by name (empty if there are none), and layout and short dtype name of each output.
 
     Args:
-        names: of the outputs, in the tree's order (a resolved tree's own labels may be another epilogue's).
+        declared: the epilogue's outputs before they were resolved, in the tree's order (a resolved tree's own
+            names may be another epilogue's).
         tree: resolved.
 
     Raises:
@@ -38,20 +40,30 @@ def bind_outputs(
     """
     if out is None:
         return {}, tuple((_new_layout(problem, str(store.dtype)), str(store.dtype)) for store in tree.outputs)
+    names = [store.name for store in declared]
+    if not isinstance(out, (Tensor, Mapping)):
+        raise ProblemError(f"out should be a tensor, or tensors by output name, got {type(out).__name__}")
     given = {names[0]: out} if isinstance(out, Tensor) else dict(out)
     if set(given) != set(names):
         raise ProblemError(f"out should have the outputs {', '.join(names)}; got {', '.join(map(str, given))}")
     buffers: dict[str, Tensor] = {}
     layouts = []
-    for name, store in zip(names, tree.outputs, strict=True):
-        buffer = given[name]
-        _check(name, buffer, torch_dtype(str(store.dtype)), problem)
+    for original, store in zip(declared, tree.outputs, strict=True):
+        name, buffer = original.name, given[original.name]
+        _check(name, buffer, _dtype(original, store, problem), problem)
         others = [*inputs, *buffers.values()]
-        if any(_overlap(buffer, other) for other in others):
+        if any(overlap(buffer, other) for other in others):
             raise ProblemError(f"out[{name!r}] shares memory with an input or with another output")
         buffers[name] = buffer
         layouts.append((_given_layout(buffer, problem), str(store.dtype)))
     return buffers, tuple(layouts)
+
+
+def _dtype(original: Store, store: Store, problem: Problem) -> torch.dtype:
+    """What the output is stored as: of float64 matrices, float64 where the epilogue does not say."""
+    if problem.dtype == torch.float64 and original.dtype is None and not isinstance(original.value, Cast):
+        return torch.float64
+    return torch_dtype(str(store.dtype))
 
 
 def _check(name: str, buffer: Tensor, dtype: object, problem: Problem) -> None:
@@ -63,6 +75,10 @@ def _check(name: str, buffer: Tensor, dtype: object, problem: Problem) -> None:
             f"out[{name!r}] should be {expected}; got shape {tuple(buffer.shape)}, dtype {buffer.dtype}, "
             f"on {buffer.device}"
         )
+    if any(stride == 0 and extent > 1 for extent, stride in zip(buffer.shape, buffer.stride(), strict=True)):
+        raise ProblemError(f"out[{name!r}] is expanded (strides {buffer.stride()}): several elements are one in memory")
+    if buffer.requires_grad and torch.is_grad_enabled():
+        raise ProblemError(f"out[{name!r}] requires grad, and out= does not go with gradients; use torch.no_grad()")
 
 
 def _new_layout(problem: Problem, dtype: str) -> Matrix:
@@ -84,7 +100,8 @@ def _given_layout(buffer: Tensor, problem: Problem) -> Matrix:
     return read_matrix(flat, problem.m, problem.n, *flat.stride())
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether the memory between the first and the last element of one tensor meets that of the other."""
     if one.device != other.device or not one.numel() or not other.numel():
         return False
     (start, end), (other_start, other_end) = _extent(one), _extent(other)

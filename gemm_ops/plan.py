@@ -23,6 +23,7 @@ from epilogues import Epilogue
 from epilogues.dtypes import torch_dtype
 
 from .kernels.spec import KernelSpec
+from .outputs import overlap
 from .runtime.abi import GemmArguments
 from .runtime.library import load_kernel
 
@@ -111,7 +112,7 @@ def plan_key(
     names = epilogue.operands
     if len(operands) != len(names):
         return None
-    tensors: list[Tensor | None] = [a, b]
+    tensors: list[Tensor] = [a, b]
     numbers = 0
     for position, name in enumerate(names):
         value = operands.get(name)
@@ -121,16 +122,28 @@ def plan_key(
             numbers |= 1 << position
         else:
             return None
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        return None
     if out is not None:
-        tensors += [out] if isinstance(out, Tensor) else [out.get(name) for name in epilogue.outputs]
+        buffers = [out] if isinstance(out, Tensor) else _buffers(out, epilogue.outputs)
+        if not all(isinstance(buffer, Tensor) for buffer in buffers) or len(buffers) != len(epilogue.outputs):
+            return None
+        for buffer in buffers:
+            # what the long way refuses; where memory lies is in no key
+            if any(overlap(buffer, tensor) for tensor in tensors):
+                return None
+            tensors.append(buffer)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return None
     key: list[object] = [id(epilogue), forced, numbers, out is None]
     for tensor in tensors:
-        if not isinstance(tensor, Tensor):
-            return None
         key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15)
     return tuple(key)
+
+
+def _buffers(out: Mapping[str, Tensor], names: tuple[str, ...]) -> list[Tensor]:
+    """The outputs in order; none if they are not exactly those of the names."""
+    if not isinstance(out, Mapping) or set(out) != set(names):
+        return []
+    return [out[name] for name in names]
 
 
 def find_plan(key: tuple[object, ...]) -> Plan | None:

@@ -58,7 +58,10 @@ def read_matrix(tensor: Tensor, rows: int, columns: int, row_stride: int, column
         padded = -(-inner * size // ACCESS_BYTES) * ACCESS_BYTES // size
         leading = padded if outer == 1 else outer_stride
         if outer > 1 and leading < inner:
-            continue  # rows that overlap: an expanded tensor
+            # an expanded tensor
+            if found.layout is None:
+                found = Matrix(None, 0, f"its elements overlap in memory (strides {row_stride}, {column_stride})")
+            continue
         matrix = Matrix(layout, leading, _misalignment(tensor, leading, size))
         if not matrix.misalignment:
             return matrix

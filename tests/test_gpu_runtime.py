@@ -247,3 +247,35 @@ def test_out_overlapping_an_input_is_refused() -> None:
     a = torch.randn(136, 136, device="cuda").bfloat16()
     with pytest.raises(gemm_ops.ProblemError, match="shares memory"):
         gemm_ops.matmul(a, a.t(), out=a)
+
+
+def test_torch_compile_gives_the_same() -> None:
+    """The call is no part of a graph yet: compiled code breaks there, and computes the same."""
+    layer = FusedLinear(136, 264, device="cuda", dtype=torch.bfloat16, epilogue=BIAS_GELU)
+    model = torch.nn.Sequential(layer, torch.nn.ReLU())
+    x = torch.randn(200, 136, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = model(x)
+        compiled = torch.compile(model, backend="eager")
+        assert torch.equal(compiled(x), expected)
+        assert torch.equal(compiled(x), expected)
+
+
+def test_odd_n_is_not_stored_through_tma() -> None:
+    """A TMA store writes whole 16 bytes, so an odd N would overwrite what lies behind each row."""
+    x = torch.randn(64, 136, device="cuda").bfloat16()
+    weight = torch.randn(257, 136, device="cuda").bfloat16()
+    buffer = torch.full((64, 264), 7.0, device="cuda").bfloat16()
+    with pytest.warns(FallbackWarning, match="N=257"):
+        gemm_ops.linear(x, weight, "relu", out=buffer[:, :257])
+    assert (buffer[:, 257:] == 7.0).all()
+
+
+def test_autocast() -> None:
+    layer = FusedLinear(136, 264, device="cuda", epilogue=BIAS_GELU)
+    x = torch.randn(200, 136, device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16), gemm_ops.use_backend("sm90"):
+        result = layer(x)
+    assert result.dtype == torch.bfloat16
+    expected = torch.nn.functional.gelu(torch.nn.functional.linear(x, layer.weight, layer.bias), approximate="tanh")
+    assert relative_error(result, expected.double()) < 1e-2

@@ -29,6 +29,7 @@ _ADVICE = (
 )
 #: What CUTLASS 4.2 needs for SM90 kernels.
 _OLDEST_NVCC = (12, 4)
+_DEFAULT_FOLDER = Path("/usr/local/cuda")
 
 
 @dataclass(frozen=True)
@@ -112,14 +113,15 @@ def _candidates() -> Iterator[tuple[str, Path, Path]]:
         yield "PATH", Path(found).parent.parent, Path(found)
     for root in _wheel_roots():
         yield "wheels", root, root / "bin" / "nvcc"
-    yield "the default folder", Path("/usr/local/cuda"), Path("/usr/local/cuda/bin/nvcc")
+    yield "the default folder", _DEFAULT_FOLDER, _DEFAULT_FOLDER / "bin" / "nvcc"
 
 
 def _wheel_roots() -> list[Path]:
-    """Folders of nvidia's wheels that hold an nvcc: ``nvidia/cu13`` (13.x), ``nvidia/cuda_nvcc`` (12.x)."""
+    """Folders of nvidia's wheels that hold an nvcc: ``nvidia/cu13`` (13.x), then ``nvidia/cuda_nvcc`` (12.x)."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    return sorted((path.parent.parent for folder in folders for path in folder.glob("*/bin/nvcc")), reverse=True)
+    roots = [path.parent.parent for folder in folders for path in folder.glob("*/bin/nvcc")]
+    return sorted(roots, key=lambda root: (root.name != "cuda_nvcc", root.name), reverse=True)
 
 
 def _wheel_folders(root: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

@@ -10,17 +10,20 @@ synchronise.  The caller makes the device current.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import threading
 from pathlib import Path
 
 import torch
 
-from ..build.cache import discard
+from ..build.cache import SOURCE, discard
 from ..build.compiler import build_kernel
 from ..errors import BuildError, LaunchError
 from ..kernels.spec import KernelSpec
 from .abi import GemmArguments
+
+_FUNCTIONS = ("gemm_workspace_size", "gemm_run", "gemm_status_text", "gemm_cuda_error_text")
 
 _loaded: dict[str, Kernel] = {}
 _loading = threading.Lock()
@@ -33,6 +36,10 @@ class Kernel:
         self.spec = spec
         self.path = path
         library = ctypes.CDLL(str(path))
+        if missing := [name for name in _FUNCTIONS if not hasattr(library, name)]:
+            # closed, for the loader gives an open library again for the same path, whatever is there by then
+            _ctypes.dlclose(library._handle)
+            raise OSError(f"{path} has no {', '.join(missing)}")
         self._workspace_size = library.gemm_workspace_size
         self._workspace_size.argtypes = [ctypes.POINTER(GemmArguments)]
         self._workspace_size.restype = ctypes.c_int64
@@ -93,11 +100,13 @@ def _load(spec: KernelSpec) -> Kernel:
     path = build_kernel(spec)
     try:
         return Kernel(spec, path)
-    except (OSError, AttributeError):
+    except OSError:
         # not a library of this machine (a cache carried over, a damaged disk): build it here, once
         discard(spec)
         path = build_kernel(spec)
         try:
             return Kernel(spec, path)
-        except (OSError, AttributeError) as error:
-            raise BuildError(f"the kernel built at {path} does not load: {error}", source=str(path)) from error
+        except OSError as error:
+            raise BuildError(
+                f"the kernel built at {path} does not load: {error}", source=str(path.with_name(SOURCE))
+            ) from error

@@ -1,0 +1,47 @@
+"""What the CPU tests of ``gemm_ops`` share: resolved trees, and kernels of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import epilogues as ep
+from epilogues import Aux, Column, Row, Scalar
+from epilogues.operations import OPERATIONS
+from epilogues.tree import Accumulator, Apply, Constant, EpilogueTree, Kind, Node, Operand, Store
+from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
+from gemm_ops.kernels.spec import KernelSpec
+
+
+def resolved(epilogue: ep.Epilogue, element: str = "bf16", dtypes: Mapping[str, str] | None = None) -> EpilogueTree:
+    """The epilogue's tree for matrices of one dtype; operands have that dtype too, but for those named."""
+    given = dtypes or {}
+    facts = {operand.name: (operand.kind, given.get(operand.name, element)) for operand in epilogue.tree.operands}
+    return epilogue.tree.resolve(facts, element)
+
+
+def spec_of(tree: EpilogueTree, family: str = "sm90", element: str = "bf16", arch: str = "") -> KernelSpec:
+    """A kernel of a tree as ``linear`` asks for it: A by rows, B by columns."""
+    config = {"sm90": SM90_CONFIGS[0], "sm80": SM80_CONFIGS[0]}[family]
+    return KernelSpec(tree, config, element, "row", "column", arch or {"sm90": "90a", "sm80": "80"}[family])
+
+
+def operation_tree(name: str, output: str) -> EpilogueTree:
+    """D = operation(acc, row, 2.5), as many of these as it takes."""
+    inputs = (Accumulator(), Operand("row", Kind.ROW, 0, "bf16"), Constant(2.5))[: OPERATIONS[name].arity]
+    return EpilogueTree((Store("D", Apply(name, inputs), output),))
+
+
+def every_operation_tree(output: str) -> EpilogueTree:
+    """One value that goes through every operation of the table in turn."""
+    row, value = Operand("row", Kind.ROW, 0, "bf16"), Accumulator()
+    node: Node = value
+    for name, operation in OPERATIONS.items():
+        node = Apply(name, (node, row, Constant(2.5))[: operation.arity])
+    return EpilogueTree((Store("D", node, output),))
+
+
+@ep.epilogue
+def every_kind(acc, scale: Row, offset: Column, alpha: Scalar, residual: Aux):
+    """All kinds of operands, two outputs of different dtypes, one of which reads the other."""
+    z = acc * scale + offset
+    return {"D": ep.gelu(z, approximate="tanh") * alpha + residual, "preact": ep.cast(z, "f32")}

@@ -1,0 +1,479 @@
+"""From trees to kernel sources: golden files, determinism, the argument block, and what a kernel's key covers.
+
+``UPDATE_GOLDEN=1 pytest tests/test_gemm_lowering.py`` rewrites ``tests/golden/``; read the difference before
+committing it.  Lowering runs through the real CUTLASS interface; no compiler runs but g++, on the argument block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gemm_support import every_kind, every_operation_tree, operation_tree, resolved, spec_of
+
+import epilogues as ep
+from epilogues import Column, Row
+from epilogues.operations import OPERATIONS
+from epilogues.tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Operand, Store
+from gemm_ops.build.cache import find_library
+from gemm_ops.kernels import spec as spec_module
+from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
+from gemm_ops.kernels.spec import KernelSpec
+from gemm_ops.lowering.functors import functor_source, variant_of
+from gemm_ops.lowering.stages import Stage, split_stages
+from gemm_ops.lowering.visitor import lower
+from gemm_ops.runtime import abi
+
+GOLDEN = Path(__file__).parent / "golden"
+FAMILIES = ("sm90", "sm80")
+
+
+@ep.epilogue
+def three_dtypes(acc, bias: Row, column: Column):
+    z = acc + bias
+    return {
+        "D": ep.relu(z),  # reads the value of preact
+        "preact": ep.cast(z, "f32"),
+        "other": ep.cast(ep.silu(acc * column), "f16"),  # independent of both
+    }
+
+
+@ep.epilogue
+def casts_and_constants(acc, bias: Row):
+    z = ep.cast(acc, "bf16") + bias
+    z = ep.cast(z * 0.1, "f16")
+    z = ep.maximum(z, -math.inf)
+    return ep.clamp(ep.minimum(z, math.nan), -0.0, 1e300) * 3.0
+
+
+TREES = {
+    "bias_gelu_tanh": resolved(ep.builders.SUITE["bias_gelu"]()),
+    "dequant": resolved(ep.builders.SUITE["dequant"](), "f16", {"row_scale": "f32", "col_scale": "f32"}),
+    "residual": resolved(ep.builders.SUITE["residual"](), "bf16", {"alpha": "f32", "residual": "f16"}),
+    "train_gelu": resolved(ep.builders.SUITE["train_gelu"](), "f16"),
+    "three_dtypes": resolved(three_dtypes),
+    "casts_and_constants": resolved(casts_and_constants),
+}
+PAIRS = [(name, family) for name in TREES for family in FAMILIES]
+
+
+def golden_spec(name: str, family: str) -> KernelSpec:
+    # in the suite's layouts, but for one tree that shows the others
+    spec = spec_of(TREES[name], family, "f16" if name in ("dequant", "train_gelu") else "bf16")
+    return dataclasses.replace(spec, layout_a="column", layout_b="row") if name == "three_dtypes" else spec
+
+
+@pytest.mark.parametrize(("name", "family"), PAIRS)
+def test_golden_source(name: str, family: str) -> None:
+    path = GOLDEN / f"{name}_{family}.cu"
+    source = golden_spec(name, family).source()
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.write_text(source)
+    assert source == path.read_text(), f"{path} is another source; UPDATE_GOLDEN=1 rewrites it"
+
+
+def test_no_golden_file_without_a_test() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == {f"{name}_{family}.cu" for name, family in PAIRS}
+
+
+_SOURCES = """
+import hashlib, json
+from test_gemm_lowering import PAIRS, golden_spec
+print(json.dumps([[golden_spec(*pair).key, hashlib.sha256(golden_spec(*pair).source().encode()).hexdigest()]
+                  for pair in PAIRS]))
+"""
+
+
+def test_sources_and_keys_are_the_same_in_every_process(tmp_path: Path) -> None:
+    """Also: lowering leaves nothing in the current directory (the interface wants a database there)."""
+    runs = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        runs.append(start(_SOURCES, folder, PYTHONHASHSEED=seed))
+    first, second = (json.loads(finish(run)) for run in runs)
+    assert first == second
+    assert len({key for key, _ in first}) == len({source for _, source in first}) == len(PAIRS)
+    assert not list((tmp_path / "1").iterdir()) and not list((tmp_path / "2").iterdir())
+
+
+def start(script: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here.parent)])
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(run: subprocess.Popen[str]) -> str:
+    output, errors = run.communicate()
+    assert run.returncode == 0, errors
+    return output
+
+
+# The operation table.
+
+
+def functions_of(namespace: str) -> set[str]:
+    """The functions that functors.cuh has in a namespace of ``ep``, ``using`` counted."""
+    text = (Path(spec_module.__file__).parent.parent / "cuda" / "functors.cuh").read_text()
+    body = re.search(rf"^namespace {namespace} {{\n(.*?)^}}  // namespace {namespace}$", text, re.M | re.S)
+    assert body is not None
+    defined = set(re.findall(r"^EP_DEVICE float (\w+)\(", body[1], re.M))
+    used = set(re.findall(r"^using exact::(\w+);", body[1], re.M))
+    assert not defined & used
+    assert namespace == "fast" or not used
+    return defined | used
+
+
+@pytest.mark.parametrize("namespace", ["exact", "fast"])
+def test_every_functor_has_its_function(namespace: str) -> None:
+    assert functions_of(namespace) == {operation.functor for operation in OPERATIONS.values()}
+
+
+@pytest.mark.parametrize("output", ["f32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_operation_lowers(family: str, output: str) -> None:
+    for name, operation in OPERATIONS.items():
+        visitor = lower(operation_tree(name, output), family)
+        calls = re.findall(r"fn::(\w+)\(([^)]*)\)", visitor.functors)
+        inputs = ["leaf0", "leaf1", "v0"][: operation.arity]
+        assert calls == [(operation.functor, ", ".join(inputs))], name
+        assert f"namespace fn = ep::{'exact' if output == 'f32' else 'fast'};" in visitor.functors
+    calls = re.findall(r"fn::(\w+)\(", lower(every_operation_tree(output), family).functors)
+    assert calls == [operation.functor for operation in OPERATIONS.values()]
+
+
+def test_variant_is_exact_as_soon_as_an_output_shows_it() -> None:
+    assert variant_of(TREES["bias_gelu_tanh"]) == variant_of(TREES["train_gelu"]) == "fast"
+    assert variant_of(TREES["three_dtypes"]) == "exact"
+    # a cast inside does not make an output of that dtype
+    inside = Apply("exp", (Cast(Accumulator(), "f32"),))
+    assert variant_of(EpilogueTree((Store("D", inside, "f16"),))) == "fast"
+
+
+def test_constants_are_written_as_their_fp32_bits() -> None:
+    values = {0.0: 0x00000000, 1.0: 0x3F800000, 0.1: 0x3DCCCCCD, 1e300: 0x7F800000, -1e300: 0xFF800000}
+    values |= {math.inf: 0x7F800000, -math.inf: 0xFF800000, math.nan: 0x7FC00000, 1e-46: 0x00000000}
+    found = [(value, bits) for value, bits in values.items()] + [(-0.0, 0x80000000)]
+    for value, bits in found:
+        tree = EpilogueTree((Store("D", Apply("add", (Accumulator(), Constant(value))), "f32"),))
+        (stage,) = split_stages(tree)
+        assert f"ep::constant({bits:#010x}u)" in functor_source(stage, "F", "exact"), value
+
+
+def test_a_value_that_is_a_leaf_is_handed_through() -> None:
+    (stage,) = split_stages(EpilogueTree((Store("D", Accumulator(), "f32"),)))
+    source = functor_source(stage, "Functor0", "exact")
+    assert "apply(float leaf0)" in source and "return leaf0;" in source
+
+
+# Splitting trees into stages.
+
+
+def shape_of(stages: tuple[Stage, ...]) -> list[tuple[str, list[str], list[str]]]:
+    """(output, its leaves, its body) of each stage; leaves and body by what they are."""
+    stored = {id(stage.output.value): stage.output.name for stage in reversed(stages)}
+
+    def name(node: object) -> str:
+        if isinstance(node, Accumulator):
+            return "acc"
+        if isinstance(node, Operand):
+            return node.name
+        if isinstance(node, Apply):
+            return node.operation
+        return f"cast_{node.dtype}" if isinstance(node, Cast) else "constant"
+
+    def leaf(node: object) -> str:
+        return name(node) if isinstance(node, (Accumulator, Operand)) else f"value of {stored[id(node)]}"
+
+    return [(s.output.name, [leaf(n) for n in s.leaves], [name(n) for n in s.body]) for s in stages]
+
+
+def test_stages_one_output() -> None:
+    acc, bias = Accumulator(), Operand("bias", Kind.ROW, 0, "f32")
+    z = Apply("add", (acc, bias))
+    # leaves in the order in which they are met, each once; shared nodes computed once
+    tree = EpilogueTree((Store("D", Apply("mul", (Apply("exp", (z,)), Apply("sub", (z, bias)))), "f32"),))
+    stages = split_stages(tree)
+    assert shape_of(stages) == [("D", ["acc", "bias"], ["add", "exp", "sub", "mul"])]
+    assert stages[0].body[0] is z and stages[0].leaves == (acc, bias)
+
+
+def test_stages_main_reads_an_auxiliary_output() -> None:
+    acc, bias = Accumulator(), Operand("bias", Kind.ROW, 0, "f32")
+    z = Apply("add", (acc, bias))
+    stages = split_stages(EpilogueTree((Store("D", Apply("relu", (z,)), "f16"), Store("z", z, "f16"))))
+    assert shape_of(stages) == [("z", ["acc", "bias"], ["add"]), ("D", ["value of z"], ["relu"])]
+    assert [stage.index for stage in stages] == [1, 0]
+
+
+def test_stages_auxiliary_output_reads_the_main_one() -> None:
+    """Nothing may read D's stage: what D computes is computed again."""
+    acc, bias = Accumulator(), Operand("bias", Kind.ROW, 0, "f32")
+    z = Apply("add", (acc, bias))
+    stages = split_stages(EpilogueTree((Store("D", z, "f16"), Store("act", Apply("silu", (z,)), "f16"))))
+    assert shape_of(stages) == [("act", ["acc", "bias"], ["add", "silu"]), ("D", ["acc", "bias"], ["add"])]
+
+
+def test_stages_chain_in_an_order_of_evaluation() -> None:
+    """Declared the other way around: each output comes after those that it reads."""
+    acc = Accumulator()
+    one = Apply("exp", (acc,))
+    two = Apply("neg", (one,))
+    three = Apply("tanh", (two,))
+    outputs = (Store("D", Apply("relu", (three,)), "f16"), Store("c", three, "f16"), Store("b", two, "f16"))
+    stages = split_stages(EpilogueTree((*outputs, Store("a", one, "f16"))))
+    assert shape_of(stages) == [
+        ("a", ["acc"], ["exp"]),
+        ("b", ["value of a"], ["neg"]),
+        ("c", ["value of b"], ["tanh"]),
+        ("D", ["value of c"], ["relu"]),
+    ]
+    assert [stage.index for stage in stages] == [3, 2, 1, 0]
+
+
+def test_stages_two_outputs_of_one_value() -> None:
+    acc = Accumulator()
+    z = Apply("exp", (acc,))
+    tree = EpilogueTree((Store("D", Apply("neg", (z,)), "f16"), Store("x", z, "f16"), Store("y", z, "f32")))
+    stages = split_stages(tree)
+    # the second has no body: its value is the first one's
+    assert [(stage.output.name, len(stage.leaves), len(stage.body)) for stage in stages] == [
+        ("x", 1, 1),
+        ("y", 1, 0),
+        ("D", 1, 1),
+    ]
+    assert stages[1].leaves == (z,) and stages[2].leaves == (z,)
+
+
+def test_stages_bare_accumulator() -> None:
+    acc = Accumulator()
+    gate = Apply("sigmoid", (acc,))
+    stages = split_stages(EpilogueTree((Store("D", gate, "f16"), Store("raw", acc, "f32"))))
+    # stored or not, the accumulator is read as the accumulator
+    assert shape_of(stages) == [("raw", ["acc"], []), ("D", ["acc"], ["sigmoid"])]
+    assert shape_of(split_stages(EpilogueTree((Store("D", acc, "f16"),)))) == [("D", ["acc"], [])]
+
+
+def test_stages_of_a_deep_tree() -> None:
+    node = Accumulator()
+    for _ in range(5000):
+        node = Apply("add", (node, node))  # exponentially many paths
+    (stage,) = split_stages(EpilogueTree((Store("D", node, "f32"),)))
+    assert len(stage.body) == 5000 and len(stage.leaves) == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", [*TREES, "every_kind"])
+def test_every_operand_and_output_is_an_argument(name: str, family: str) -> None:
+    tree = TREES[name] if name != "every_kind" else resolved(every_kind)
+    spec = spec_of(tree, family)
+    arguments = lower(tree, family).arguments
+    for operand in tree.operands:
+        assert f"args.operands[{operand.position}].data" in arguments
+        is_scalar = operand.kind is Kind.SCALAR
+        assert (f"args.operands[{operand.position}].value" in arguments) == is_scalar
+        is_matrix = operand.kind is Kind.AUX
+        assert (f"args.operands[{operand.position}].leading_dimension" in arguments) == is_matrix
+    for index in range(len(tree.outputs)):
+        # on SM90 D belongs to the collective
+        assert (f"args.outputs[{index}].data" in arguments) == (index > 0 or family == "sm80")
+        assert f"args.outputs[{index}].data" in spec.source()
+    assert arguments.count("{") == arguments.count("}")
+
+
+# The argument block.
+
+_OFFSETS = """
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+%s
+int main() {
+%s
+}
+"""
+
+
+def test_argument_block_has_the_same_layout_in_c(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    assert compiler, "nvcc needs a host compiler, and so does this test"
+    structures = (abi.OperandArgument, abi.OutputArgument, abi.GemmArguments)
+    fields = [(s, field[0]) for s in structures for field in s._fields_]
+    lines = [
+        f'  std::printf("{s.__name__}.{f} %zu %zu\\n", offsetof({s.__name__}, {f}), sizeof({s.__name__}::{f}));'
+        for s, f in fields
+    ]
+    (tmp_path / "offsets.cpp").write_text(_OFFSETS % (abi.c_declarations(), "\n".join(lines)))
+    subprocess.run([compiler, "-std=c++17", "-o", "offsets", "offsets.cpp"], cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "offsets"], capture_output=True, text=True, check=True)
+    in_c = {name: (int(offset), int(size)) for name, offset, size in map(str.split, done.stdout.splitlines())}
+    in_python = {f"{s.__name__}.{f}": (getattr(s, f).offset, getattr(s, f).size) for s, f in fields}
+    assert in_c == in_python and len(in_c) == len(fields)
+
+
+def test_argument_block_reads_back_in_c(tmp_path: Path) -> None:
+    """Values that Python writes are those that C++ sees."""
+    main = """
+    extern "C" double weigh(GemmArguments const* args) {
+      return args->m + 2.0 * args->swizzle + 4.0 * args->operands[15].value +
+             8.0 * static_cast<double>(args->outputs[7].leading_dimension) +
+             (args->b == reinterpret_cast<void*>(0x1234) ? 1e6 : 0);
+    }
+    """
+    (tmp_path / "weigh.cpp").write_text("#include <cstdint>\n" + abi.c_declarations() + main)
+    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", "-o", "weigh.so", "weigh.cpp"], cwd=tmp_path, check=True)
+    weigh = ctypes.CDLL(str(tmp_path / "weigh.so")).weigh
+    weigh.restype = ctypes.c_double
+    block = abi.GemmArguments(m=3, swizzle=5, b=0x1234)
+    block.operands[15].value = 0.5
+    block.outputs[7].leading_dimension = 2**40
+    assert weigh(ctypes.byref(block)) == 3 + 10 + 2 + 8 * 2**40 + 1e6
+
+
+# Keys.
+
+
+def key_tree(
+    value: float = 0.5,
+    kind: Kind = Kind.ROW,
+    operand_dtype: str = "bf16",
+    output: str = "bf16",
+    operation: str = "add",
+    names: tuple[str, str] = ("bias", "preact"),
+) -> EpilogueTree:
+    acc, operand = Accumulator(), Operand(names[0], kind, 0, operand_dtype)
+    z = Apply(operation, (Apply("mul", (acc, Constant(value))), operand))
+    return EpilogueTree((Store("D", z, output), Store(names[1], acc, "f32")))
+
+
+BASE = spec_of(key_tree())
+LARGE, SMALL = SM80_CONFIGS
+
+DIFFERENT = {
+    "constant": spec_of(key_tree(value=0.25)),
+    "zero": spec_of(key_tree(value=0.0)),
+    "minus zero": spec_of(key_tree(value=-0.0)),
+    "nan": spec_of(key_tree(value=math.nan)),
+    "kind": spec_of(key_tree(kind=Kind.COLUMN)),
+    "operand dtype": spec_of(key_tree(operand_dtype="f16")),
+    "output dtype": spec_of(key_tree(output="f16")),
+    "operation": spec_of(key_tree(operation="sub")),
+    "fewer outputs": spec_of(EpilogueTree(key_tree().outputs[:1])),
+    "layout of a": dataclasses.replace(BASE, layout_a="column"),
+    "layout of b": dataclasses.replace(BASE, layout_b="row"),
+    "element": dataclasses.replace(BASE, element="f16"),
+    "arch": dataclasses.replace(BASE, arch="100a"),
+    "tile": dataclasses.replace(BASE, config=dataclasses.replace(BASE.config, tile=(128, 128, 64))),
+    "cluster": dataclasses.replace(BASE, config=dataclasses.replace(BASE.config, cluster=(1, 2))),
+    "schedule": dataclasses.replace(BASE, config=dataclasses.replace(BASE.config, schedule="pingpong")),
+    "family": spec_of(key_tree(), "sm80"),
+    "sm80 arch": spec_of(key_tree(), "sm80", arch="90"),
+    "sm80 stages": dataclasses.replace(spec_of(key_tree(), "sm80"), config=dataclasses.replace(LARGE, stages=3)),
+    "sm80 warp": dataclasses.replace(spec_of(key_tree(), "sm80"), config=dataclasses.replace(LARGE, warp=(32, 64, 32))),
+    "sm80 swizzle": dataclasses.replace(spec_of(key_tree(), "sm80"), config=dataclasses.replace(LARGE, swizzle=4)),
+    "sm80 tile": dataclasses.replace(spec_of(key_tree(), "sm80"), config=SMALL),
+}
+
+
+def test_different_kernels_have_different_keys() -> None:
+    keys = {"base": BASE.key} | {name: spec.key for name, spec in DIFFERENT.items()}
+    assert len(set(keys.values())) == len(keys), keys
+    assert all(re.fullmatch(r"[0-9a-f]{32}", key) for key in keys.values())
+
+
+def test_names_do_not_count() -> None:
+    same = spec_of(key_tree(names=("offset", "raw")))
+    assert same.key == BASE.key
+    # as they should not: the sources are the same to the letter
+    assert same.source() == BASE.source()
+
+
+def test_what_is_an_argument_does_not_count() -> None:
+    config = dataclasses.replace(BASE.config, swizzle=8, rate=0.1, startup=7)
+    same = dataclasses.replace(BASE, config=config)
+    assert same.key == BASE.key and same.source() == BASE.source()
+    sm80 = spec_of(key_tree(), "sm80")
+    assert dataclasses.replace(sm80, config=dataclasses.replace(LARGE, rate=0.1, startup=7)).key == sm80.key
+
+
+def test_a_swizzle_that_is_compiled_in_is_in_the_source() -> None:
+    assert DIFFERENT["sm80 swizzle"].source() != spec_of(key_tree(), "sm80").source()
+
+
+@pytest.fixture
+def fresh_digest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    spec_module.generator_digest.cache_clear()
+    yield
+    monkeypatch.undo()
+    spec_module.generator_digest.cache_clear()
+
+
+def key_now() -> str:
+    spec_module.generator_digest.cache_clear()
+    return dataclasses.replace(BASE).key
+
+
+def test_the_generator_counts(fresh_digest: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A kernel is another one if a template, a device function, the lowering or CUTLASS changes."""
+    package = tmp_path / "gemm_ops"
+    shutil.copytree(spec_module._PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(spec_module, "_PACKAGE", package)
+    before = key_now()
+    assert before == BASE.key
+    files = ("templates/sm90.cu.j2", "templates/host.cu.j2", "cuda/functors.cuh", "lowering/visitor.py")
+    for file in (*files, "lowering/functors.py", "runtime/abi.py", "kernels/spec.py"):
+        text = (package / file).read_text()
+        (package / file).write_text(text + "\n")
+        assert key_now() != before, file
+        (package / file).write_text(text)
+    (package / "functional.py").write_text("")
+    (package / "lowering" / "__pycache__").mkdir()
+    assert key_now() == before
+    monkeypatch.setattr(spec_module, "cutlass_version", lambda: "4.3.0.0")
+    assert key_now() != before
+
+
+_WARM = """
+import sys
+import gemm_ops
+from gemm_ops.build.cache import find_library
+from gemm_support import resolved, spec_of
+import epilogues as ep
+spec = spec_of(resolved(ep.builders.SUITE["residual"]()))
+print(spec.key, find_library(spec))
+loaded = [name for name in ("cutlass_cppgen", "cutlass_library", "jinja2") if name in sys.modules]
+assert not loaded, loaded
+assert spec.source() and "cutlass_cppgen" in sys.modules
+"""
+
+
+def test_keys_and_the_cache_need_no_cutlass(tmp_path: Path) -> None:
+    spec = spec_of(resolved(ep.builders.SUITE["residual"]()))
+    library = tmp_path / "kernels" / spec.key / "kernel.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    output = finish(start(_WARM, tmp_path, GEMM_OPS_CACHE=str(tmp_path)))
+    assert output.split() == [spec.key, str(library)]
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
+
+
+def test_title_says_what_the_kernel_is() -> None:
+    assert BASE.title == f"{SM90_CONFIGS[0].name} bf16 row/column -> bf16+f32, sm_90a"
+    assert find_library(dataclasses.replace(BASE, arch="none")) is None

@@ -147,6 +147,7 @@ def bind_call(
     Raises:
         ProblemError, EpilogueError: whatever is wrong with them; nothing has been computed.
     """
+    a, b = _plain(a), _plain(b)
     problem, flat = read_problem(a, b)
     operands = bind_operands(epilogue.tree, given, problem)
     signature = tuple((operand.facts.kind, operand.facts.dtype) for operand in operands)
@@ -157,6 +158,11 @@ def bind_call(
     if buffers and differentiable:
         raise ProblemError("out= does not go with gradients: an argument requires grad; use torch.no_grad()")
     return Call(epilogue, tree, problem, a, b, flat, given, operands, buffers, layouts, differentiable)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor with PyTorch's lazy negation carried out, which is not in its memory."""
+    return tensor.resolve_neg() if isinstance(tensor, Tensor) else tensor
 
 
 @functools.lru_cache(maxsize=1024)

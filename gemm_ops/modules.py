@@ -59,10 +59,10 @@ class FusedLinear(nn.Linear):
             >>> model.fc1 = FusedLinear.from_linear(model.fc1, epilogue="gelu")
 
         Raises:
-            TypeError: if ``module`` is not an ``nn.Linear``.
+            TypeError: if ``module`` is not an ``nn.Linear``, or does more than one: a forward of its own, hooks,
+                parametrised or not yet known weights.
         """
-        if not isinstance(module, nn.Linear):
-            raise TypeError(f"from_linear takes an nn.Linear, got {type(module).__name__}")
+        _check_plain(module)
         # on the meta device nothing is allocated or drawn from the random generator
         has_bias = module.bias is not None
         fused = cls(module.in_features, module.out_features, has_bias, "meta", epilogue=epilogue)
@@ -95,3 +95,21 @@ def _check_bias(epilogue: Epilogue, bias: bool) -> None:
             f"the layer has a bias, and the epilogue {epilogue.name} has no row operand called 'bias' for it: "
             "add one, or make the layer with bias=False"
         )
+
+
+def _check_plain(module: nn.Linear) -> None:
+    """Refuses what a layer with the same weight and bias would not replace."""
+    if not isinstance(module, nn.Linear):
+        raise TypeError(f"from_linear takes an nn.Linear, got {type(module).__name__}")
+    name = type(module).__name__
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+        raise TypeError(f"this {name} does not know its in_features yet: run the model once first")
+    if not isinstance(module, FusedLinear) and type(module).forward not in (nn.Linear.forward, nn.LazyLinear.forward):
+        raise TypeError(f"{name} has a forward of its own, which a FusedLinear would not run")
+    if any(not isinstance(value, (nn.Parameter, type(None))) for value in (module.weight, module.bias)):
+        raise TypeError(
+            f"the weight or bias of this {name} is computed (weight_norm, a parametrisation): "
+            "remove that first, such as with torch.nn.utils.parametrize.remove_parametrizations"
+        )
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        raise TypeError(f"this {name} has hooks, which a FusedLinear would not run: register them on the new layer")

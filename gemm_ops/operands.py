@@ -24,7 +24,7 @@ from epilogues.reference import check_operand_dtype
 from epilogues.tree import EpilogueTree, Kind, Operand
 
 from .errors import ProblemError
-from .problem import ACCESS_BYTES, Matrix, Problem, read_matrix
+from .problem import ACCESS_BYTES, Matrix, Problem, address, read_matrix
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def bind_operands(
         # float64 goes to the reference backend with its matrices, where nobody asks for a name
         dtype = "f32" if value.dtype == torch.float64 else dtype_name(value.dtype)
         tensor, matrix = _addressable(value, kind, problem)
-        aligned = tensor.data_ptr() % ACCESS_BYTES == 0
+        aligned = address(tensor) % ACCESS_BYTES == 0
         bound.append(BoundOperand(OperandFacts(operand.name, kind, dtype, aligned, matrix), tensor))
     return tuple(bound)
 
@@ -102,6 +102,7 @@ def _bind_number(operand: Operand, value: float, problem: Problem) -> BoundOpera
 
 
 def _addressable(value: Tensor, kind: Kind, problem: Problem) -> tuple[Tensor, Matrix | None]:
+    value = value.resolve_neg()
     if kind is Kind.AUX:
         flat = value if value.ndim == 2 else value.reshape(problem.m, problem.n)
         return flat, read_matrix(flat, problem.m, problem.n, *flat.stride())

@@ -18,7 +18,7 @@ from epilogues.dtypes import torch_dtype
 from epilogues.tree import Cast, EpilogueTree, Store
 
 from .errors import ProblemError
-from .problem import ACCESS_BYTES, Matrix, Problem, read_matrix
+from .problem import ACCESS_BYTES, Matrix, Problem, address, read_matrix
 
 
 def bind_outputs(
@@ -77,6 +77,8 @@ def _check(name: str, buffer: Tensor, dtype: object, problem: Problem) -> None:
         )
     if any(stride == 0 and extent > 1 for extent, stride in zip(buffer.shape, buffer.stride(), strict=True)):
         raise ProblemError(f"out[{name!r}] is expanded (strides {buffer.stride()}): several elements are one in memory")
+    if buffer.is_neg():
+        raise ProblemError(f"out[{name!r}] is a negated view of other memory")
     if buffer.requires_grad and torch.is_grad_enabled():
         raise ProblemError(f"out[{name!r}] requires grad, and out= does not go with gradients; use torch.no_grad()")
 
@@ -101,14 +103,29 @@ def _given_layout(buffer: Tensor, problem: Problem) -> Matrix:
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether the memory between the first and the last element of one tensor meets that of the other."""
+    """Whether two tensors may share memory: exact for matrices of one row distance, by extents for others."""
     if one.device != other.device or not one.numel() or not other.numel():
         return False
     (start, end), (other_start, other_end) = _extent(one), _extent(other)
-    return start < other_end and other_start < end
+    if start >= other_end or other_start >= end:
+        return False
+    return not _in_other_columns(one, other, other_start - start)
+
+
+def _in_other_columns(one: Tensor, other: Tensor, distance: int) -> bool:
+    """Whether two matrices are different columns of one larger matrix, such as the halves of a buffer."""
+    size = one.element_size()
+    if one.ndim != 2 or other.ndim != 2 or size != other.element_size() or distance % size:
+        return False
+    row = one.stride(0)
+    if other.stride(0) != row or one.stride(1) != 1 or other.stride(1) != 1:
+        return False
+    offset = distance // size % row  # the column of one's larger matrix that other begins in
+    return one.shape[1] <= offset and offset + other.shape[1] <= row
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
     """The first byte and the byte after the last that the tensor can touch."""
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    start = address(tensor)
+    return start, start + (last + 1) * tensor.element_size()

@@ -118,7 +118,9 @@ def plan_key(
         value = operands.get(name)
         if isinstance(value, Tensor):
             tensors.append(value)
-        elif isinstance(value, (float, int)) and not isinstance(value, bool):
+        elif isinstance(value, float) or (
+            isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+        ):
             numbers |= 1 << position
         else:
             return None
@@ -133,6 +135,8 @@ def plan_key(
             tensors.append(buffer)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return None
+    if any(tensor.is_neg() for tensor in tensors):
+        return None  # memory holds the opposite
     key: list[object] = [id(epilogue), forced, numbers, out is None]
     for tensor in tensors:
         key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15)

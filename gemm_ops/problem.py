@@ -73,9 +73,17 @@ def read_matrix(tensor: Tensor, rows: int, columns: int, row_stride: int, column
 def _misalignment(tensor: Tensor, leading: int, size: int) -> str:
     if leading * size % ACCESS_BYTES:
         return f"its leading dimension of {leading} elements is not a multiple of {ACCESS_BYTES} bytes"
-    if (offset := tensor.data_ptr() % ACCESS_BYTES) != 0:
+    if (offset := address(tensor) % ACCESS_BYTES) != 0:
         return f"it starts {offset} bytes after a multiple of {ACCESS_BYTES} bytes"
     return ""
+
+
+def address(tensor: Tensor) -> int:
+    """Where the tensor begins; 0 for one without memory (fake, or inside vmap), which no kernel will see."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -120,8 +128,8 @@ def read_problem(a: Tensor, b: Tensor) -> tuple[Problem, Tensor]:
     k, n = b.shape[-2:]
     element = _SHORT.get(a.dtype)
     if b.ndim > 2:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        m_shape = (*batch, a.shape[-2])
+        # as torch.matmul has it: of a single row nothing but the batch is left
+        m_shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1])
         return Problem(_product(m_shape), n, k, m_shape, a.dtype, element, a.device, None, None), a
     m_shape = tuple(a.shape[:-1])
     flat = a if a.ndim == 2 else a.reshape(_product(m_shape), k)
@@ -135,6 +143,8 @@ def _check(a: Tensor, b: Tensor) -> None:
     for name, tensor in (("a", a), ("b", b)):
         if not isinstance(tensor, Tensor):
             raise ProblemError(f"{name} should be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            raise ProblemError(f"{name} should be a dense tensor, got one of layout {tensor.layout}")
     shapes = f"a is {tuple(a.shape)}, b is {tuple(b.shape)}"
     if a.ndim < 1 or b.ndim < 2:
         raise ProblemError(f"expected a of shape (..., M, K) and b of shape (..., K, N): {shapes}")
@@ -144,8 +154,6 @@ def _check(a: Tensor, b: Tensor) -> None:
             "(a linear layer's weight of shape (N, K) is b.T)"
         )
     if b.ndim > 2:
-        if a.ndim < 2:
-            raise ProblemError(f"a batched b needs an a with at least two dimensions: {shapes}")
         try:
             torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         except RuntimeError:

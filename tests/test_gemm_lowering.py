@@ -419,14 +419,14 @@ def test_a_swizzle_that_is_compiled_in_is_in_the_source() -> None:
 
 @pytest.fixture
 def fresh_digest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    spec_module.generator_digest.cache_clear()
+    spec_module._digest.cache_clear()
     yield
     monkeypatch.undo()
-    spec_module.generator_digest.cache_clear()
+    spec_module._digest.cache_clear()
 
 
 def key_now() -> str:
-    spec_module.generator_digest.cache_clear()
+    spec_module._digest.cache_clear()
     return dataclasses.replace(BASE).key
 
 
@@ -438,7 +438,7 @@ def test_the_generator_counts(fresh_digest: None, monkeypatch: pytest.MonkeyPatc
     before = key_now()
     assert before == BASE.key
     files = ("templates/sm90.cu.j2", "templates/host.cu.j2", "cuda/functors.cuh", "lowering/visitor.py")
-    for file in (*files, "lowering/functors.py", "runtime/abi.py", "kernels/spec.py"):
+    for file in (*files, "lowering/functors.py", "runtime/abi.py", "kernels/spec.py", "build/flags.py"):
         text = (package / file).read_text()
         (package / file).write_text(text + "\n")
         assert key_now() != before, file
@@ -446,6 +446,9 @@ def test_the_generator_counts(fresh_digest: None, monkeypatch: pytest.MonkeyPatc
     (package / "functional.py").write_text("")
     (package / "lowering" / "__pycache__").mkdir()
     assert key_now() == before
+    monkeypatch.setenv("CUTLASS_PATH", "/somewhere/else")
+    assert key_now() != before
+    monkeypatch.delenv("CUTLASS_PATH")
     monkeypatch.setattr(spec_module, "cutlass_version", lambda: "4.3.0.0")
     assert key_now() != before
 

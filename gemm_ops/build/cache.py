@@ -9,7 +9,7 @@ Layout, under ``cache_folder()``:
 
 ``kernels/<key>/kernel.so``     the library, with ``kernel.cu`` (its source) and ``build.json`` beside it
 ``locks/<key>.lock``            held by the process that builds the kernel
-``building/…``                  work in progress; what a crash leaves is swept after a day
+``building/…``                  work in progress; what a crash leaves is swept by the next build
 ``failed/<key>/``               source and compiler output of a build that failed, for the error to point at
 
 A kernel appears in ``kernels/`` by renaming a finished folder into place, so whatever is there is whole, however
@@ -49,7 +49,10 @@ def cache_folder() -> Path:
 def find_library(spec: KernelSpec) -> Path | None:
     """The built library of a kernel, if it is there."""
     path = cache_folder() / "kernels" / spec.key / LIBRARY
-    return path if path.is_file() else None
+    try:
+        return path if path.is_file() else None
+    except OSError:  # a path that cannot be: building says so
+        return None
 
 
 def discard(spec: KernelSpec) -> None:
@@ -104,7 +107,7 @@ def build_slot(spec: KernelSpec) -> Iterator[BuildSlot | None]:
         if find_library(spec) is not None:
             yield None
             return
-        _sweep(root / "building")
+        _sweep(root / "building", spec.key)
         folder = Path(tempfile.mkdtemp(prefix=f"{spec.key}-", dir=root / "building"))
         os.chmod(folder, 0o755)  # mkdtemp's 0700 would keep a shared cache from its other users
         try:
@@ -118,10 +121,10 @@ def build_slot(spec: KernelSpec) -> Iterator[BuildSlot | None]:
         lock.release()
 
 
-def _sweep(folder: Path) -> None:
-    """Removes what builds that died left behind."""
+def _sweep(folder: Path, key: str) -> None:
+    """Removes what builds that died left behind: of this kernel all, for its lock is ours; of others what is old."""
     now = time.time()
     for entry in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process sweeps too
-            if now - entry.stat().st_mtime > _STALE_AFTER:
+            if entry.name.startswith(f"{key}-") or now - entry.stat().st_mtime > _STALE_AFTER:
                 shutil.rmtree(entry, ignore_errors=True)

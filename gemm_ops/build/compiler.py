@@ -22,21 +22,11 @@ from pathlib import Path
 from ..errors import BuildError
 from ..kernels.spec import KernelSpec, cutlass_version
 from .cache import LIBRARY, RECORD, SOURCE, BuildSlot, build_slot, find_library
+from .flags import FLAGS
 from .toolchain import Toolchain, find_toolchain
 
 #: Called for every kernel: the spec, the seconds it took, and whether it was there already.
 OnDone = Callable[[KernelSpec, float, bool], None]
-
-_FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-DNDEBUG",
-    "--expt-relaxed-constexpr",
-    "-Xcudafe=--diag_suppress=esa_on_defaulted_function_ignored",
-    "-Xcompiler=-fPIC,-fvisibility=hidden",
-    "-Xptxas=-v",  # registers and spills, kept in build.json
-    "--shared",
-)
 
 _failures: dict[str, BuildError] = {}
 _lowering = threading.Lock()  # the CUTLASS interface keeps global state
@@ -47,7 +37,7 @@ def compile_command(spec: KernelSpec, toolchain: Toolchain, source: Path, librar
     include = [Path(__file__).resolve().parent.parent / "cuda", *toolchain.include]
     return [
         str(toolchain.nvcc),
-        *_FLAGS,
+        *FLAGS,
         f"-gencode=arch=compute_{spec.arch},code=sm_{spec.arch}",
         *(f"-I{folder}" for folder in include),
         *(f"-L{folder}" for folder in toolchain.libraries),
@@ -66,10 +56,8 @@ def build_kernel(spec: KernelSpec, *, quiet: bool = False) -> Path:
     """
     if (library := find_library(spec)) is not None:
         return library
-    if spec.key in _failures:
-        raise _failures[spec.key]
+    raise_failure(spec)
     toolchain = find_toolchain()
-    version = toolchain.version
     with build_slot(spec) as slot:
         if slot is None:
             built = find_library(spec)
@@ -78,13 +66,24 @@ def build_kernel(spec: KernelSpec, *, quiet: bool = False) -> Path:
         if not quiet:
             print(f"gemm_ops: building {spec.title} ...", file=sys.stderr, flush=True)
         start = time.perf_counter()
-        library = _compile(spec, toolchain, version, slot)
+        library = _compile(spec, toolchain, slot)
         if not quiet:
             print(f"gemm_ops: built in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         return library
 
 
-def _compile(spec: KernelSpec, toolchain: Toolchain, version: str, slot: BuildSlot) -> Path:
+def remember_failure(spec: KernelSpec, error: BuildError) -> None:
+    """Keeps this process from trying a kernel again: the next try would take as long and end alike."""
+    _failures[spec.key] = error
+
+
+def raise_failure(spec: KernelSpec) -> None:
+    """Raises what an earlier try in this process ended with, if it failed."""
+    if (error := _failures.get(spec.key)) is not None:
+        raise error
+
+
+def _compile(spec: KernelSpec, toolchain: Toolchain, slot: BuildSlot) -> Path:
     with _lowering:
         source = spec.source()
     (slot.folder / SOURCE).write_text(source)
@@ -110,11 +109,11 @@ def _compile(spec: KernelSpec, toolchain: Toolchain, version: str, slot: BuildSl
             output=done.stdout,
             source=str(kept),
         )
-        _failures[spec.key] = error
+        remember_failure(spec, error)
         raise error
     record = {
         "title": spec.title,
-        "nvcc": version,
+        "nvcc": toolchain.version,
         "cutlass": cutlass_version(),
         "seconds": round(seconds, 1),
         "command": command,
@@ -143,6 +142,10 @@ def build_kernels(specs: Iterable[KernelSpec], *, jobs: int | None = None, on_do
     Raises:
         BuildError: after all are done, if any failed; the message counts them, the first is the cause.
     """
+    specs = list(specs)
+    for spec in specs:
+        if not isinstance(spec, KernelSpec):
+            raise TypeError(f"expected kernel specs, such as backend_for(...).spec, got {type(spec).__name__}")
     unique = list({spec.key: spec for spec in specs}.values())
     workers = jobs or len(os.sched_getaffinity(0))
     failures: list[BuildError] = []

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import subprocess
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _ADVICE = (
 #: What CUTLASS 4.2 needs for SM90 kernels.
 _OLDEST_NVCC = (12, 4)
 _DEFAULT_FOLDER = Path("/usr/local/cuda")
+_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 
 
 @dataclass(frozen=True)
@@ -38,50 +40,74 @@ class Toolchain:
 
     Attributes:
         nvcc: the compiler driver.
+        version: its release, such as "13.0".
         include: further include folders: CUTLASS, and CUDA's own where nvcc does not know them.
         libraries: folders to link from, where nvcc does not know them.
         origin: how nvcc was found.
     """
 
     nvcc: Path
+    version: str
     include: tuple[Path, ...]
     libraries: tuple[Path, ...]
     origin: str
 
-    @functools.cached_property
-    def version(self) -> str:
-        """Nvcc's version, such as "13.0".
-
-        Raises:
-            ToolchainError: if nvcc does not run, or is too old.
-        """
-        try:
-            done = subprocess.run([self.nvcc, "--version"], capture_output=True, text=True, check=True, timeout=60)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise ToolchainError(f"{self.nvcc} (found through {self.origin}) does not run: {error}") from error
-        match = re.search(r"release (\d+)\.(\d+)", done.stdout)
-        if match is None:
-            raise ToolchainError(f"{self.nvcc} --version does not say a release, it says: {done.stdout.strip()!r}")
-        if (int(match[1]), int(match[2])) < _OLDEST_NVCC:
-            raise ToolchainError(
-                f"{self.nvcc} is release {match[1]}.{match[2]}; CUTLASS needs 12.4 or newer: {_ADVICE}"
-            )
-        return f"{match[1]}.{match[2]}"
-
 
 def find_toolchain() -> Toolchain:
-    """The toolchain that kernels are built with.
+    """The toolchain that kernels are built with: the first nvcc that runs and is new enough.
 
     Raises:
         ToolchainError: naming what is missing, where it was looked for, and what to install.
     """
-    tried = []
+    include = cutlass_include()
+    rejected = []
     for origin, root, nvcc in _candidates():
-        if nvcc.is_file() and os.access(nvcc, os.X_OK):
-            include, libraries = _wheel_folders(root) if origin == "wheels" else ((), ())
-            return Toolchain(nvcc, (cutlass_include(), *include), libraries, origin)
-        tried.append(f"{nvcc} ({origin})")
-    raise ToolchainError(f"no nvcc found; looked for {', '.join(tried) or 'nothing'}: {_ADVICE}")
+        version, fault = _version_of(nvcc)
+        if fault:
+            rejected.append(f"{nvcc} (from {origin}) {fault}")
+            continue
+        further, libraries = _wheel_folders(root) if origin == "wheels" else ((), ())
+        _mention_ignored_variables(origin, nvcc)
+        return Toolchain(nvcc, version, (include, *further), libraries, origin)
+    raise ToolchainError(f"no usable nvcc found: {'; '.join(rejected) or 'there is nowhere to look'}. {_ADVICE}")
+
+
+def _version_of(nvcc: Path) -> tuple[str, str]:
+    """The release of a compiler, or "" and why it cannot be used."""
+    if not nvcc.is_file():
+        return "", "is not there"
+    if not os.access(nvcc, os.X_OK):
+        return "", "is not executable"
+    return _ask_version(nvcc, nvcc.stat().st_mtime_ns)
+
+
+@functools.cache
+def _ask_version(nvcc: Path, modified: int) -> tuple[str, str]:
+    """Runs the compiler once for each state of its file."""
+    try:
+        done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        return "", f"does not run: {error}"
+    match = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    if match is None:
+        return "", f"does not say its release, it says {done.stdout.strip()!r}"
+    release = f"{match[1]}.{match[2]}"
+    if (int(match[1]), int(match[2])) < _OLDEST_NVCC:
+        return "", f"is release {release}, older than {'.'.join(map(str, _OLDEST_NVCC))}"
+    return release, ""
+
+
+@functools.cache
+def _mention_ignored_variables(origin: str, nvcc: Path) -> None:
+    """Says once that a folder the user named holds no usable compiler and another one is taken."""
+    for variable in _VARIABLES:
+        if origin not in _VARIABLES and (value := os.environ.get(variable)):
+            warnings.warn(
+                f"{variable}={value} holds no usable nvcc ({_version_of(Path(value) / 'bin' / 'nvcc')[1]}); "
+                f"kernels are built with {nvcc}, found through {origin}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def cutlass_include() -> Path:
@@ -106,7 +132,7 @@ def cutlass_include() -> Path:
 
 def _candidates() -> Iterator[tuple[str, Path, Path]]:
     """(origin, toolkit folder, nvcc) in order of preference."""
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
+    for variable in _VARIABLES:
         if value := os.environ.get(variable):
             yield variable, Path(value), Path(value) / "bin" / "nvcc"
     if found := shutil.which("nvcc"):

@@ -70,10 +70,10 @@ def refusal(
             # A TMA store writes whole 16 bytes: seen on an H200, at N = 257 it overwrites the 7 elements after each
             # row (and whatever lies behind the last).  Vector stores of SM80 kernels would do the same.
             return f"output {index}: its rows of N={problem.n} elements are not a multiple of {ACCESS_BYTES} bytes"
-    return _sm80_refusal(problem, operands, outputs) if family == "sm80" else ""
+    return _sm80_refusal(problem, operands) if family == "sm80" else ""
 
 
-def _sm80_refusal(problem: Problem, operands: Sequence[OperandFacts], outputs: Sequence[tuple[Matrix, str]]) -> str:
+def _sm80_refusal(problem: Problem, operands: Sequence[OperandFacts]) -> str:
     assert problem.a is not None and problem.b is not None
     per_access = ACCESS_BYTES // 2  # A and B have 16-bit elements
     for name, matrix, row_extent, column_extent in (
@@ -83,9 +83,6 @@ def _sm80_refusal(problem: Problem, operands: Sequence[OperandFacts], outputs: S
         extent = row_extent if matrix.layout == "row" else column_extent
         if extent % per_access:
             return f"{name}: its contiguous extent {extent} is not a multiple of {per_access} elements"
-    vector = ACCESS_BYTES // _BYTES[outputs[0][1]]
-    if problem.n % vector:
-        return f"N={problem.n} is not a multiple of {vector} elements"
     for operand in operands:
         if operand.kind is Kind.ROW and not operand.aligned:
             return f"operand {operand.name!r}: it does not start at a multiple of {ACCESS_BYTES} bytes"

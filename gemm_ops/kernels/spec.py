@@ -8,8 +8,8 @@
 Contract: two specs with one key are the same kernel.  The key is made without importing CUTLASS or running
 nvcc, so that a process finds a kernel that an earlier one built at the cost of a hash.  It covers the tree
 (structure, kinds and dtypes, not names), the configuration, and everything the source is generated from: the
-lowering's own files, the device functions, the templates, and the version of ``nvidia-cutlass``.  It does not
-cover the compiler: a kernel stays valid when nvcc is updated, or is gone.
+lowering's own files, the device functions, the templates, the compiler's flags, and the version of CUTLASS.  It does
+not cover the compiler: a kernel stays valid when nvcc is updated, or is gone.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from epilogues.tree import EpilogueTree
+from epilogues.operations import OPERATIONS
+from epilogues.tree import Apply, EpilogueTree
 
 from ..runtime.abi import c_declarations
 from .config import KernelConfig
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 #: Everything that the generated source depends on, relative to the package.
-_GENERATOR_FILES = ("lowering", "templates", "cuda", "runtime/abi.py", "kernels/spec.py")
+_GENERATOR_FILES = ("lowering", "templates", "cuda", "runtime/abi.py", "kernels/spec.py", "build/flags.py")
 
 _LAYOUTS = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
 
@@ -58,6 +60,7 @@ class KernelSpec:
         """A hexadecimal digest that names the kernel on disk."""
         parts = (
             self.tree.rows,
+            tuple(OPERATIONS[node.operation].functor for node in self.tree.nodes if isinstance(node, Apply)),
             self.config.compiled,
             self.element,
             self.layout_a,
@@ -113,10 +116,14 @@ def _templates() -> Any:
     )
 
 
-@functools.cache
 def generator_digest() -> str:
     """A digest of the code that writes kernel sources, and of the CUTLASS version they are written for."""
-    digest = hashlib.sha256(cutlass_version().encode())
+    return _digest(cutlass_version())
+
+
+@functools.cache
+def _digest(cutlass: str) -> str:
+    digest = hashlib.sha256(cutlass.encode())
     for name in _GENERATOR_FILES:
         path = _PACKAGE / name
         files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
@@ -127,8 +134,10 @@ def generator_digest() -> str:
 
 
 def cutlass_version() -> str:
-    """The installed version of ``nvidia-cutlass``, or "none"."""
+    """The installed version of ``nvidia-cutlass``, or "none", and where else headers are taken from, if anywhere."""
     try:
-        return importlib.metadata.version("nvidia-cutlass")
+        version = importlib.metadata.version("nvidia-cutlass")
     except importlib.metadata.PackageNotFoundError:
-        return "none"
+        version = "none"
+    override = os.environ.get("CUTLASS_PATH")
+    return f"{version} with headers of {override}" if override else version

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from ..build.cache import SOURCE, discard
-from ..build.compiler import build_kernel
+from ..build.compiler import build_kernel, raise_failure, remember_failure
 from ..errors import BuildError, LaunchError
 from ..kernels.spec import KernelSpec
 from .abi import GemmArguments
@@ -97,6 +97,7 @@ def load_kernel(spec: KernelSpec) -> Kernel:
 
 
 def _load(spec: KernelSpec) -> Kernel:
+    raise_failure(spec)
     path = build_kernel(spec)
     try:
         return Kernel(spec, path)
@@ -107,6 +108,8 @@ def _load(spec: KernelSpec) -> Kernel:
         try:
             return Kernel(spec, path)
         except OSError as error:
-            raise BuildError(
+            failure = BuildError(
                 f"the kernel built at {path} does not load: {error}", source=str(path.with_name(SOURCE))
-            ) from error
+            )
+            remember_failure(spec, failure)
+            raise failure from error

@@ -16,7 +16,14 @@ The rooms, along the way of a case::
       timing            time it against unfused and bare GEMMs
     records             what came of it, as data
     report, export      the same for the terminal, and as JSON and CSV
-    cli                 options and exit codes
+    plots               the same as a picture
+
+and around it, for the command line::
+
+    cli                 the entry, and the exit codes
+    options, commands   what can be asked for, and what is then done
+    outputs, streams    files that results go to; standard output, which may be closed, full or a broken pipe
+    memory              which cases do not fit in it
 
 The same from Python::
 
@@ -27,12 +34,16 @@ The same from Python::
 
 from __future__ import annotations
 
-from .cases import Case, product
-from .catalogue import load_epilogue
-from .errors import InputError
-from .records import CaseRecord, Sweep
-from .runner import Observer, run_sweep
-from .shapes import SHAPE_SETS, Shape, ShapeSet, parse_shapes
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cases import Case, product
+    from .catalogue import load_epilogue
+    from .errors import InputError
+    from .records import CaseRecord, Sweep
+    from .runner import Observer, run_sweep
+    from .shapes import SHAPE_SETS, Shape, ShapeSet, parse_shapes
 
 __all__ = [
     "SHAPE_SETS",
@@ -48,3 +59,25 @@ __all__ = [
     "product",
     "run_sweep",
 ]
+
+#: name -> where it is defined.  Imported when asked for, as the command line must get ready to be interrupted
+#: before PyTorch is imported.
+_HOMES = {
+    **dict.fromkeys(("Case", "product"), "cases"),
+    "load_epilogue": "catalogue",
+    "InputError": "errors",
+    **dict.fromkeys(("CaseRecord", "Sweep"), "records"),
+    **dict.fromkeys(("Observer", "run_sweep"), "runner"),
+    **dict.fromkeys(("SHAPE_SETS", "Shape", "ShapeSet", "parse_shapes"), "shapes"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from .cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from .cli import main
+
+        code = main()
+    except KeyboardInterrupt:  # before or after what main itself guards
+        code = 130
+    sys.exit(code)

@@ -30,6 +30,20 @@ DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
 }
 
+#: other spellings -> name: those of the epilogue language, and PyTorch's
+DTYPE_ALIASES: dict[str, str] = {
+    "bfloat16": "bf16",
+    "f16": "fp16",
+    "float16": "fp16",
+    "f32": "fp32",
+    "float32": "fp32",
+}
+
+#: all of them in words
+DTYPE_NAMES = ", ".join(
+    f"{name} ({', '.join(other for other, same in DTYPE_ALIASES.items() if same == name)})" for name in DTYPES
+)
+
 #: "linear" takes a weight (N, K) as nn.Linear does, "matmul" a matrix (K, N)
 OPERATIONS = ("linear", "matmul")
 
@@ -113,13 +127,16 @@ def product(
 
 
 def parse_dtypes(values: Iterable[str], where: str = "--dtypes") -> tuple[str, ...]:
-    """Names of dtypes from comma-separated lists, duplicates dropped.
+    """Names of dtypes, keys of :data:`DTYPES`, from comma-separated lists of any spelling; duplicates are dropped.
 
     Raises:
-        InputError: for a name that is not in :data:`DTYPES`.
+        InputError: for a name that is neither in :data:`DTYPES` nor in :data:`DTYPE_ALIASES`.
     """
-    items = split_list(values, where)
-    for item in items:
-        if item not in DTYPES:
-            raise InputError(f"{where}: unknown dtype {item!r}: expected some of {', '.join(DTYPES)}")
-    return tuple(dict.fromkeys(items))
+    found: dict[str, None] = {}
+    for item in split_list(values, where):
+        name = item.lower().removeprefix("torch.")
+        name = DTYPE_ALIASES.get(name, name)
+        if name not in DTYPES:
+            raise InputError(f"{where}: unknown dtype {item!r}: expected some of {DTYPE_NAMES}")
+        found[name] = None
+    return tuple(found)

@@ -7,14 +7,14 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
+import inspect
+import types
 from collections.abc import Iterable
 
 import epilogues as ep
 
 from .errors import InputError, one_line
+from .importing import import_attribute
 from .shapes import split_list
 
 #: name -> formula of the epilogues by which the kernels are judged.  [n] is a row vector of length N, [m] a
@@ -56,12 +56,9 @@ def load_epilogue(name: str, where: str = "--epilogues") -> ep.Epilogue:
         raise InputError(
             f"{where}: unknown epilogue {name!r}: expected {', '.join(FORMULAS)}, all, or module:attribute"
         )
-    found = _import_attribute(name, where)
+    found = import_attribute(name, where)
     if not isinstance(found, ep.Epilogue):
-        raise InputError(
-            f"{where}: {name} is a {type(found).__name__}, not an epilogue: decorate the function with"
-            " @epilogues.epilogue"
-        )
+        raise InputError(f"{where}: {name} is {_what(found, name)}")
     try:
         kinds, _ = found.operands, found.tree
     except ep.EpilogueError as error:
@@ -76,22 +73,20 @@ def load_epilogue(name: str, where: str = "--epilogues") -> ep.Epilogue:
     return found
 
 
-def _import_attribute(name: str, where: str) -> object:
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise InputError(f"{where}: {name!r} is not of the form module:attribute")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        # `python -m shape_sweeps` searches the current folder, the installed `shape-sweeps` does not.
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: object = importlib.import_module(module_name)
-    except ep.EpilogueError as error:
-        raise InputError(f"{where}: {name} is refused: {one_line(error)}") from error
-    except Exception as error:  # a user's module may raise anything at all while it is imported
-        raise InputError(f"{where}: cannot import {module_name!r} of {name}: {one_line(error)}") from error
-    try:
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except AttributeError as error:
-        raise InputError(f"{where}: module {module_name!r} has no attribute {attribute!r}") from error
-    return found
+def _what(found: object, name: str) -> str:
+    """What is there instead of an epilogue, and what to do about it."""
+    if isinstance(found, types.ModuleType):
+        return f"a module, not an epilogue: name an attribute of it, as in {found.__name__}:my_epilogue"
+    if not callable(found):
+        return f"of type {type(found).__name__}, not an epilogue"
+    what = "a class" if isinstance(found, type) else "a function" if inspect.isroutine(found) else "a callable"
+    annotations = getattr(found, "__annotations__", None)
+    if isinstance(annotations, dict) and "Epilogue" in str(annotations.get("return")):
+        return (
+            f"{what} that makes an epilogue, not an epilogue: call it in a module of yours, as in"
+            f" mine = {name.rpartition(':')[2]}(...), and name that"
+        )
+    return (
+        f"{what}, not an epilogue: decorate it with @epilogues.epilogue; if it makes one, call it in the module,"
+        " and name the result"
+    )

@@ -1,35 +1,36 @@
-"""The command line: ``python -m shape_sweeps run`` and ``python -m shape_sweeps list``.
+"""The entry of the command line: ``python -m shape_sweeps run`` and ``python -m shape_sweeps list``.
 
-Exit codes: 0 every case passed (or was skipped next to others that passed); 1 a case failed, or every case
-was skipped, so that nothing was checked; 2 bad input, with one line on standard error that says what and
-where; 130 interrupted by the user, after the report of what was done.
+    >>> main(["run", "--quick"])
+    0
+
+It imports nothing that takes time before it is ready to be interrupted: PyTorch takes a second or more.  What
+there is to choose is in :mod:`shape_sweeps.options`, what happens then in :mod:`shape_sweeps.commands`, and
+what the exit codes mean in :data:`EXIT_CODES`.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
-import epilogues as ep
+from .errors import InputError, ReportLost
+from .streams import Stream, guarded_streams
 
-from . import cases, export, plots, report
-from .catalogue import FORMULAS, parse_epilogues
-from .environment import choose_device, describe
-from .errors import InputError
-from .records import PASSED
-from .runner import run_sweep
-from .shapes import SHAPE_SETS, parse_shapes
+OK, FAILURE, BAD_INPUT, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 
-OK, FAILURE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports bad input as everything else here does, in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(" ".join(message.split()))
+EXIT_CODES = """\
+exit codes:
+  0    every case that ran passed, and at least one ran
+  1    a case failed, or every case was skipped, so that nothing was checked
+  2    bad input, or an output that cannot be written: one line on standard error says what and where
+  130  interrupted (Ctrl-C), after the report of what was done
+  141  the reader of the report went away (as in "| head"); --json, --csv and --plot are written all the same
+Cases that --max-seconds skips do not change it; the last line of the report counts them.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,169 +41,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = parser().parse_args(arguments)
-        return _list() if options.command == "list" else _run(options, arguments)
+        with guarded_streams() as stdout:
+            code = _main(arguments, stdout)
+            stdout.flush()
+            return _after(stdout, code)
+    except KeyboardInterrupt:  # between the lines
+        return INTERRUPTED
+
+
+def complain(message: object) -> None:
+    """One line on standard error."""
+    print(f"shape-sweeps: error: {message}", file=sys.stderr)
+
+
+def _main(arguments: Sequence[str], stdout: Stream) -> int:
+    try:
+        with _interruptible():
+            from . import commands, options
+        chosen = options.parser().parse_args(arguments)
+        return commands.list_choices() if chosen.command == "list" else commands.run(chosen, arguments, stdout)
     except InputError as error:
-        print(f"shape-sweeps: error: {error}", file=sys.stderr)
+        complain(error)
         return BAD_INPUT
+    except ReportLost:
+        return FAILURE
     except KeyboardInterrupt:  # outside the sweep itself, which keeps what it has
         print("shape-sweeps: interrupted", file=sys.stderr)
+        exec("")  # or the interpreter would end itself with SIGINT if the interrupt came through an exec, as imports do
         return INTERRUPTED
+    except SystemExit as stop:  # --help has printed all there is to say
+        return stop.code if isinstance(stop.code, int) else OK
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
-    root = _Parser(
-        prog="shape-sweeps",
-        description="Check fused GEMMs against float64 and against unfused PyTorch, and time them.",
-    )
-    commands = root.add_subparsers(dest="command", required=True, metavar="run|list")
-    run = commands.add_parser("run", help="run a sweep", description="Shapes x dtypes x epilogues.")
-    add = run.add_argument
-    add(
-        "--shapes",
-        action="append",
-        metavar="LIST",
-        help=f"sets ({', '.join(SHAPE_SETS)}) and shapes MxNxK, comma-separated; may be repeated"
-        " (default: the set default)",
-    )
-    add("--quick", action="store_true", help="the shape set quick: under two minutes on two CPU cores")
-    add("--dtypes", action="append", metavar="LIST", help=f"of {', '.join(cases.DTYPES)}; default: bf16,fp16")
-    add(
-        "--epilogues",
-        action="append",
-        metavar="LIST",
-        help=f"of {', '.join(FORMULAS)}, or module:attribute for your own (default: all)",
-    )
-    add(
-        "--operation",
-        choices=cases.OPERATIONS,
-        default="linear",
-        help="linear: weight (N, K); matmul: (K, N) (default: linear)",
-    )
-    add(
-        "--backend",
-        choices=cases.BACKENDS,
-        default="auto",
-        help="force one; cases that it cannot take are skipped (default: auto)",
-    )
-    add("--device", metavar="NAME", help="cpu, cuda or cuda:INDEX (default: cuda where there is one)")
-    add("--seed", type=_seed, default=0, metavar="N", help="of the random inputs (default: 0)")
-    add("--json", metavar="FILE", help="write everything as one JSON document; - for standard output")
-    add("--csv", metavar="FILE", help="write one line per case; - for standard output")
-    add("--plot", metavar="FILE", help="draw speed-ups and errors (.png, .svg, .pdf); needs the extra plots")
-    add("--no-timing", action="store_true", help="check only")
-    add("--max-seconds", type=_seconds, metavar="S", help="begin no case later than this; skip the rest")
-    add("--jobs", type=_jobs, metavar="N", help="kernels to build at a time (default: one per core)")
-    commands.add_parser(
-        "list",
-        help="print what there is to choose from",
-        description="Print shape sets, epilogues, dtypes and backends.",
-    )
-    return root
+def _after(stdout: Stream, code: int) -> int:
+    """The exit code when everything is written, or could not be."""
+    if stdout.error is None or code in (BAD_INPUT, INTERRUPTED):
+        return code
+    if isinstance(stdout.error, BrokenPipeError):
+        return NO_READER
+    complain(f"cannot write to standard output: {getattr(stdout.error, 'strerror', None) or stdout.error}")
+    return BAD_INPUT
 
 
-def select(options: argparse.Namespace) -> tuple[tuple[cases.Case, ...], dict[str, ep.Epilogue]]:
-    """The cases that the options of ``run`` ask for, and the epilogues they name.
-
-    Raises:
-        InputError: if one of them makes no sense.
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """An interrupt of what is imported within is not lost: extension modules that import others may swallow the
+    exception, or raise another in its place.
     """
-    shapes = list(options.shapes or [])
-    if options.quick:
-        shapes.append("quick")
-    epilogues = parse_epilogues(options.epilogues or ["all"])
-    chosen = cases.product(
-        parse_shapes(shapes or ["default"]),
-        cases.parse_dtypes(options.dtypes or ["bf16,fp16"]),
-        epilogues,
-        operation=options.operation,
-        seed=options.seed,
-        backend=options.backend,
-        device=choose_device(options.device),
-    )
-    return chosen, epilogues
+    caught = False
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal caught
+        caught = True
+        raise KeyboardInterrupt
 
-def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    chosen, epilogues = select(options)
-    if options.plot is not None:
-        plots.check_plot(options.plot)
-    for path, where in ((options.json, "--json"), (options.csv, "--csv"), (options.plot, "--plot")):
-        if path is not None:
-            export.check_writable(path, where)
-    if options.json == options.csv == export.STDOUT:
-        raise InputError("--csv: standard output is taken by --json -")
-
-    console = report.make_console(stdout_taken=export.STDOUT in (options.json, options.csv))
-    environment = describe(chosen[0].device)
-    report.print_header(console, environment, len(chosen))
-    with report.Progressing(console) as progress:
-        sweep = run_sweep(
-            chosen,
-            epilogues,
-            timing=not options.no_timing,
-            max_seconds=options.max_seconds,
-            jobs=options.jobs,
-            observer=progress,
-        )
-    report.print_report(console, sweep)
-    if options.json is not None:
-        export.write(options.json, export.to_json(sweep, environment, arguments))
-    if options.csv is not None:
-        export.write(options.csv, export.to_csv(sweep))
-    if options.plot is not None:
-        plots.plot(sweep, environment, options.plot)
-
-    if sweep.interrupted:
-        return INTERRUPTED
-    return FAILURE if sweep.failures or not sweep.count(PASSED) else OK
-
-
-def _list() -> int:
-    console = report.make_console()
-    console.print("shape sets (--shapes)")
-    for entry in SHAPE_SETS.values():
-        console.print(f"  {entry.name}: {entry.purpose}")
-        console.print("    " + " ".join(str(shape) for shape in entry.shapes), soft_wrap=True)
-    console.print("\nepilogues (--epilogues); [n] is a row, [m] a column, [m, n] a matrix")
-    for name, formula in FORMULAS.items():
-        console.print(f"  {name:15}{formula}")
-    console.print("  module:attribute  your own, decorated with @epilogues.epilogue")
-    console.print("\ndtypes (--dtypes)")
-    for name, dtype in cases.DTYPES.items():
-        console.print(f"  {name:15}{dtype}")
-    console.print("\nbackends (--backend)")
-    for name, text in _BACKENDS.items():
-        console.print(f"  {name:15}{text}")
-    return OK
-
-
-_BACKENDS = {
-    "auto": "what gemm_ops picks for the device and the problem",
-    "sm90": "TMA and warp-specialised kernels for Hopper",
-    "sm80": "cp.async kernels for Ampere, Ada and later",
-    "reference": "unfused PyTorch, on any device",
-}
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**63 - 1")
-    return int(text)
-
-
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
+        yield
+    except Exception:
+        if not caught:
+            raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if caught:
+        raise KeyboardInterrupt

@@ -23,7 +23,7 @@ def choose_device(name: str | None, where: str = "--device") -> str:
         device = torch.device(name)
     except RuntimeError as error:
         raise InputError(f"{where}: {name!r} is not a device: expected cpu, cuda or cuda:INDEX") from error
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise InputError(f"{where}: sweeps do not run on {name!r}: expected cpu, cuda or cuda:INDEX")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

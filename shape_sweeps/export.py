@@ -1,4 +1,4 @@
-"""A sweep as a file: JSON, and CSV for spreadsheets.
+"""A sweep as text: JSON, and CSV for spreadsheets.
 
 The JSON document::
 
@@ -7,7 +7,8 @@ The JSON document::
                   capability, multiprocessors, memory_bytes
     command       the arguments that were given
     criterion     what a case must meet, as one sentence; shape_sweeps.compare derives it
-    summary       planned, passed, failed, skipped (numbers of cases), interrupted (true or false)
+    summary       planned, passed, failed, skipped, skipped_by_time_limit (numbers of cases; the last are among the
+                  skipped), interrupted (true or false)
     notes         lines that concern the whole sweep
     cases         one object per case that was reached:
       id, status ("passed", "failed", "skipped"), reason, reproducer (a command line), seconds
@@ -29,21 +30,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from .compare import CRITERION
-from .errors import InputError
 from .records import FAILED, PASSED, SKIPPED, CaseRecord, Sweep
 
 SCHEMA = "shape-sweeps/1"
-
-#: "-" as a file name
-STDOUT = "-"
 
 CSV_COLUMNS = (
     *("status", "m", "n", "k", "dtype", "epilogue", "operation", "device", "seed"),
@@ -65,6 +58,7 @@ def to_json(sweep: Sweep, environment: dict[str, Any], command: Sequence[str]) -
             "passed": sweep.count(PASSED),
             "failed": sweep.count(FAILED),
             "skipped": sweep.count(SKIPPED),
+            "skipped_by_time_limit": sweep.skipped_by_time_limit,
             "interrupted": sweep.interrupted,
         },
         "notes": sweep.notes,
@@ -92,38 +86,3 @@ def _csv_row(record: CaseRecord) -> dict[str, Any]:
     values["backend"] = route.backend if route else None
     values["kernel"] = route.kernel if route else None
     return {column: values.get(column) for column in CSV_COLUMNS}
-
-
-def check_writable(path: str, where: str) -> None:
-    """Finds out before a long sweep whether its result can be written after it.
-
-    Raises:
-        InputError: if not.
-    """
-    if path == STDOUT:
-        return
-    target = Path(path)
-    if target.is_dir():
-        raise InputError(f"{where}: {path!r} is a folder")
-    if not target.parent.is_dir():
-        raise InputError(f"{where}: {path!r}: there is no folder {str(target.parent)!r}")
-    if not os.access(target.parent, os.W_OK):
-        raise InputError(f"{where}: {path!r}: the folder {str(target.parent)!r} cannot be written to")
-
-
-def write(path: str, text: str) -> None:
-    """Writes a whole file or nothing: whoever reads it never sees a part.  "-" is standard output."""
-    if path == STDOUT:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    target = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner can read
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -1,7 +1,7 @@
 """A sweep as one picture: how fast, and how exact, over the size of the problem.
 
-    >>> check_plot("sweep.svg")           # before the sweep: the extra "plots" is there, the format is known
-    >>> plot(sweep, environment, "sweep.svg")
+    >>> check_plot(output)                # before the sweep: the extra "plots" is there, the format is known
+    >>> output.write(plot(sweep, environment, picture_format(output.name)))
 
 Left: speed-up of the fused call over unfused eager PyTorch and over the bare ``torch.mm``, each case a point at
 its 2 M N K floating-point operations.  Right: the error of each case relative to the unfused computation's error.
@@ -11,29 +11,51 @@ Cases that failed are crosses.  Without timing only the right panel is drawn.
 from __future__ import annotations
 
 import importlib.util
+import io
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, OutputError, one_line
+from .outputs import Output
 from .records import FAILED, Sweep
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def check_plot(path: str) -> None:
+def check_plot(output: Output) -> None:
     """Checks what can be checked before a sweep.
 
     Raises:
-        InputError: a suffix that names no picture format, or matplotlib is missing.
+        InputError: a suffix that names no picture format, standard output, or matplotlib is missing.
     """
-    if Path(path).suffix.lower() not in FORMATS:
-        raise InputError(f"--plot: expected a file name that ends in {', '.join(FORMATS)}, got {path!r}")
+    if picture_format(output.name) not in FORMATS:
+        raise InputError(f"--plot: expected a file name that ends in {', '.join(FORMATS)}, got {output.name!r}")
+    if output.is_stdout:
+        raise InputError(f"--plot: {output.name!r} is standard output, where the report goes")
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("--plot: needs matplotlib, install it with `pip install 'gemm-epilogue-fusion[plots]'`")
 
 
-def plot(sweep: Sweep, environment: dict[str, Any], path: str) -> None:
-    """Draws the sweep into a file; the suffix gives the format."""
+def picture_format(name: str) -> str:
+    """The suffix of a file name, which tells the format."""
+    return Path(name).suffix.lower()
+
+
+def plot(sweep: Sweep, environment: dict[str, Any], suffix: str) -> bytes:
+    """Draws the sweep; ``suffix`` is one of :data:`FORMATS`.
+
+    Raises:
+        OutputError: if matplotlib cannot.
+    """
+    picture = io.BytesIO()
+    try:
+        _figure(sweep, environment).savefig(picture, format=suffix.removeprefix("."))
+    except Exception as error:  # fonts, backends, its own configuration: what a picture needs is not the sweep's fault
+        raise OutputError(f"--plot: matplotlib cannot draw it: {one_line(error)}") from error
+    return picture.getvalue()
+
+
+def _figure(sweep: Sweep, environment: dict[str, Any]) -> Any:
     from matplotlib.figure import Figure  # no pyplot: nothing global, no display
 
     speedups, errors = _points(sweep)
@@ -44,7 +66,7 @@ def plot(sweep: Sweep, environment: dict[str, Any], path: str) -> None:
         axes[0].set_yscale("log")
     _draw(axes[-1], errors, "error, relative to", "error (1: as unfused)")
     figure.suptitle(f"{environment.get('device_name', environment.get('device'))}, torch {environment.get('torch')}")
-    figure.savefig(path)
+    return figure
 
 
 #: label -> (operations, value, passed) of each case

@@ -100,12 +100,14 @@ class Sweep:
         records: one per case that was reached, in order.
         planned: how many cases there were to run.
         interrupted: whether the user stopped it.
-        notes: lines a reader should see: why kernels could not be built, why the time limit struck.
+        skipped_by_time_limit: how many cases were skipped because time was up.
+        notes: lines a reader should see: why kernels could not be built, which cases could not be timed.
     """
 
     records: list[CaseRecord]
     planned: int
     interrupted: bool = False
+    skipped_by_time_limit: int = 0
     notes: list[str] = field(default_factory=list)
 
     def count(self, status: str) -> int:

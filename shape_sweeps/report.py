@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich import box
@@ -26,6 +26,11 @@ _COLOURS = {PASSED: "green", FAILED: "bold red", SKIPPED: "yellow"}
 _PLAIN_WIDTH = 240
 _PLAIN_SECONDS = 10.0  # between progress lines where nothing can be redrawn
 _MAX_COMMANDS = 10
+_LEGEND = (
+    "error, unfused: relative error of the fused and of the unfused result against float64, for the output nearest to"
+    " its limit; limit: the largest error that passes; eager/fused, mm/fused: time of unfused PyTorch, and of torch.mm"
+    " alone, over the time of the fused call (above 1: fused is faster); -: not measured"
+)
 _MAX_REASON = 600  # characters: a compiler's output is for the JSON file
 
 
@@ -38,18 +43,27 @@ def make_console(*, stdout_taken: bool = False) -> Console:
     return Console(file=stream, highlight=False, markup=False, width=_PLAIN_WIDTH, no_color=True)
 
 
-def print_header(console: Console, environment: dict[str, Any], cases: int) -> None:
-    """One line on where this runs."""
+def print_header(
+    console: Console, environment: dict[str, Any], cases: int, *, timing: bool = True, chosen: bool = True
+) -> None:
+    """One line on where this runs, and whether it is timed; ``chosen``: because the user said so."""
     device, name = environment["device"], environment["device_name"]
     cuda = f", CUDA {environment['cuda']}" if environment["cuda"] else ""
-    console.print(f"shape-sweeps: {cases} cases on {device} ({name}), torch {environment['torch']}{cuda}")
+    timed = (
+        "timed" if timing else "not timed" if chosen else "not timed (on a CPU times say little; --timing takes them)"
+    )
+    console.print(f"shape-sweeps: {cases} cases on {device} ({name}), torch {environment['torch']}{cuda}, {timed}")
 
 
 class Progressing(Observer):
-    """Shows how a sweep gets on; a context manager, which clears the progress bar at its end."""
+    """Shows how a sweep gets on; a context manager, which clears the progress bar at its end.
 
-    def __init__(self, console: Console) -> None:
+    ``give_up`` is called before each case, and may raise to end the sweep.
+    """
+
+    def __init__(self, console: Console, give_up: Callable[[], None] = lambda: None) -> None:
         self._console = console
+        self._give_up = give_up
         self._bar: Progress | None = None
         if console.is_terminal:
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
@@ -87,6 +101,7 @@ class Progressing(Observer):
         self._advance("from the cache" if cached else f"built in {seconds:.0f} s")
 
     def running(self, record: CaseRecord) -> None:
+        self._give_up()
         if self._what != "running":
             self._begin("running", self._cases)
         if self._bar is not None and self._task is not None:
@@ -124,6 +139,7 @@ def print_report(console: Console, sweep: Sweep) -> None:
     if sweep.records:
         table, footnotes = _table(sweep.records, plain=not console.is_terminal)
         console.print(table)
+        console.print(_LEGEND, soft_wrap=True)
         for number, text in enumerate(footnotes, start=1):
             console.print(f"({number}) {_shorten(text)}", soft_wrap=True)
     for note in sweep.notes:
@@ -145,6 +161,8 @@ def summary(sweep: Sweep) -> str:
         text += f"; interrupted, {sweep.planned - len(sweep.records)} of {sweep.planned} cases not reached"
     elif sweep.records and sweep.count(SKIPPED) == len(sweep.records):
         text += ": nothing was checked"
+    if sweep.skipped_by_time_limit:
+        text += f"; {sweep.skipped_by_time_limit} of {sweep.planned} cases skipped by the time limit"
     return text
 
 

@@ -10,7 +10,8 @@
    times.
 
 A case that goes wrong costs itself only: whatever it raises is its record's reason and the sweep goes on.
-A backend that was forced and cannot take a problem makes a skipped case, not a failed one.
+A backend that was forced and cannot take a problem makes a skipped case, not a failed one, and so do tensors
+that do not fit in memory.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.nn import functional as F
 import epilogues as ep
 import gemm_ops
 
+from . import memory
 from .cases import Case
 from .compare import compare, compute_truth
 from .eager import named_outputs, origin, unfused
@@ -35,7 +37,7 @@ from .errors import one_line
 from .guards import LAYOUTS, GuardedOutput
 from .inputs import Inputs, make_inputs, output_dtypes, placeholder_inputs
 from .records import FAILED, PASSED, SKIPPED, CaseRecord, Route, Sweep
-from .timing import Contender, input_sets, measure
+from .timing import Contender, Timing, input_sets, measure
 
 
 class Observer:
@@ -51,7 +53,7 @@ class Observer:
         """One kernel is there."""
 
     def running(self, record: CaseRecord) -> None:
-        """A case begins."""
+        """A case begins.  What this raises ends the sweep."""
 
     def finished(self, record: CaseRecord) -> None:
         """A case has its result."""
@@ -87,11 +89,13 @@ def run_sweep(
             observer.planned(records)
             _build(records, jobs, observer, sweep)
             for record in records:
-                if max_seconds is not None and time.perf_counter() - began > max_seconds:
+                late = max_seconds is not None and time.perf_counter() - began > max_seconds
+                if late and not record.reason:
                     record.status, record.reason = SKIPPED, f"time limit of {max_seconds:g} s"
+                    sweep.skipped_by_time_limit += 1
                 elif not record.reason:
                     observer.running(record)
-                    _run(record, epilogues[record.case.epilogue], timing)
+                    _run(record, epilogues[record.case.epilogue], timing, sweep)
                 sweep.records.append(record)
                 observer.finished(record)
     except KeyboardInterrupt:
@@ -110,11 +114,14 @@ def _plan(case: Case, epilogue: ep.Epilogue) -> CaseRecord:
     """A record with its routes; with a reason already if the case cannot run."""
     record = CaseRecord(case, unfused=origin(case.epilogue))
     try:
+        if too_large := memory.shortage(case, epilogue):
+            record.status, record.reason = SKIPPED, too_large
+            return record
         inputs = placeholder_inputs(case, epilogue)
         for layout in LAYOUTS:
             record.routes[layout] = _route(case, epilogue, inputs, layout)
     except Exception as error:  # a fault of this case, whatever it is, must not end the sweep
-        record.status, record.reason = FAILED, one_line(error)
+        record.status, record.reason = _verdict(error, case, epilogue)
         return record
     if all(route.backend is None for route in record.routes.values()):
         record.status, record.reason = SKIPPED, record.routes[LAYOUTS[0]].reason
@@ -155,27 +162,37 @@ def _build(records: Sequence[CaseRecord], jobs: int | None, observer: Observer, 
         sweep.notes.append(f"building {len(specs)} kernels: {one_line(error)}")
 
 
-def _run(record: CaseRecord, epilogue: ep.Epilogue, timing: bool) -> None:
+def _run(record: CaseRecord, epilogue: ep.Epilogue, timing: bool, sweep: Sweep) -> None:
     began = time.perf_counter()
+    faults: list[str] = []
     try:
         with gemm_ops.use_backend(record.case.backend):
-            faults = _check(record, epilogue)
+            _check(record, epilogue, faults)
             if timing and record.routes[LAYOUTS[0]].backend is not None:
-                record.timing = _time(record.case, epilogue)
+                _time(record, epilogue, sweep)
     except Exception as error:  # as in _plan
-        record.status, record.reason = FAILED, one_line(error)
+        record.status, reason = _verdict(error, record.case, epilogue)
+        if faults:  # what was found counts, whatever happened then
+            record.status = FAILED
+        record.reason = "; ".join([*faults, reason])
     else:
         record.status, record.reason = (FAILED, "; ".join(faults)) if faults else (PASSED, "")
     record.seconds = time.perf_counter() - began
 
 
-def _check(record: CaseRecord, epilogue: ep.Epilogue) -> list[str]:
-    """Fills in the comparisons and returns everything that is wrong."""
+def _verdict(error: Exception, case: Case, epilogue: ep.Epilogue) -> tuple[str, str]:
+    """Status and reason of a case that raised."""
+    if memory.is_allocation_error(error):
+        return SKIPPED, memory.out_of_memory(case, epilogue)
+    return FAILED, one_line(error)
+
+
+def _check(record: CaseRecord, epilogue: ep.Epilogue, faults: list[str]) -> None:
+    """Fills in the comparisons, and adds everything that is wrong to ``faults``."""
     case = record.case
     inputs = make_inputs(case, epilogue)
     truth = compute_truth(inputs, epilogue)
     baseline = unfused(case.epilogue, epilogue)(inputs)
-    faults = []
     for layout, route in record.routes.items():
         if route.backend is None:
             continue
@@ -187,10 +204,19 @@ def _check(record: CaseRecord, epilogue: ep.Epilogue) -> list[str]:
             # What was not written is not worth comparing: the poison would be reported as a wrong NaN too.
             found = output.faults() or list(comparison.faults)
             faults += [f"{name}, {layout}: {fault}" for fault in found]
-    return faults
 
 
-def _time(case: Case, epilogue: ep.Epilogue) -> Any:
+def _time(record: CaseRecord, epilogue: ep.Epilogue, sweep: Sweep) -> None:
+    """Fills in the times.  They take several sets of inputs: without memory for those, there are no times."""
+    try:
+        record.timing = _measure(record.case, epilogue)
+    except Exception as error:
+        if not memory.is_allocation_error(error):
+            raise
+        sweep.notes.append(f"{record.case.id}: not timed, several sets of its inputs do not fit in memory")
+
+
+def _measure(case: Case, epilogue: ep.Epilogue) -> Timing:
     first = make_inputs(case, epilogue)
     count = input_sets(first.bytes, case.device)
     sets = [first] + [make_inputs(case, epilogue, repeat=index) for index in range(1, count)]

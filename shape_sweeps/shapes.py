@@ -123,7 +123,10 @@ SHAPE_SETS: dict[str, ShapeSet] = {
     )
 }
 
-_SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
+#: the largest extent: kernels and BLAS libraries count rows and columns in 32 bits
+MAX_EXTENT = 2**31 - 1
+
+_SHAPE = re.compile(r"([0-9]+)x([0-9]+)x([0-9]+)")
 
 
 def parse_shapes(values: Iterable[str], where: str = "--shapes") -> tuple[Shape, ...]:
@@ -132,7 +135,7 @@ def parse_shapes(values: Iterable[str], where: str = "--shapes") -> tuple[Shape,
     Duplicates are dropped; the order is otherwise the one given.
 
     Raises:
-        InputError: for an item that is neither, or if there is no item at all.
+        InputError: for an item that is neither, an extent that is too large, or if there is no item at all.
     """
     found: dict[Shape, None] = {}
     for item in split_list(values, where):
@@ -145,7 +148,11 @@ def parse_shapes(values: Iterable[str], where: str = "--shapes") -> tuple[Shape,
                 f"{where}: {item!r} is neither a shape MxNxK, such as 128x256x64, nor one of the sets"
                 f" {', '.join(SHAPE_SETS)}"
             )
-        found[Shape(*(int(extent) for extent in match.groups()))] = None
+        # by their digits first: Python refuses to read numbers of thousands of digits
+        digits = [extent.lstrip("0") or "0" for extent in match.groups()]
+        if any(len(extent) > 10 or int(extent) > MAX_EXTENT for extent in digits):
+            raise InputError(f"{where}: {item!r} has an extent beyond 2**31 - 1")
+        found[Shape(*map(int, digits))] = None
     return tuple(found)
 
 

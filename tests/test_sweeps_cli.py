@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import gemm_ops
-from shape_sweeps import Case, cli, export, runner
+from shape_sweeps import Case, cli, export, options, runner
 from shape_sweeps.records import CaseRecord, Sweep
 
 ONE = ["run", "--shapes", "33x65x127", "--dtypes", "bf16", "--epilogues", "bias_gelu", "--device", "cpu"]
@@ -167,12 +167,81 @@ def test_an_interrupt_leaves_a_valid_report(
     assert code == 130
     assert out.splitlines()[-1] == "1 passed, 0 failed, 0 skipped; interrupted, 2 of 3 cases not reached"
     document = json.loads(path.read_text())
-    assert document["summary"] == dict(planned=3, passed=1, failed=0, skipped=0, interrupted=True)
+    assert document["summary"] == dict(
+        planned=3, passed=1, failed=0, skipped=0, skipped_by_time_limit=0, interrupted=True
+    )
 
 
-def test_the_time_limit_skips_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_limit_skips_the_rest_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, *ONE_CHECK, "--max-seconds", "0")
-    assert code == 1 and "time limit of 0 s" in out and "1 skipped" in out
+    assert code == 1 and "time limit of 0 s" in out
+    assert out.splitlines()[-1] == (
+        "0 passed, 0 failed, 1 skipped: nothing was checked; 1 of 1 cases skipped by the time limit"
+    )
+
+
+def test_the_time_limit_after_a_case_that_passed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = gemm_ops.linear
+
+    def linear(*arguments: Any, **named: Any) -> Any:
+        time.sleep(1.1)  # twice a case
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(runner.gemm_ops, "linear", linear)
+    code, out, _ = run(capsys, *ONE_CHECK[:2], "5x6x7,8x9x10", *ONE_CHECK[3:], "--max-seconds", "2")
+    assert code == 0
+    assert out.splitlines()[-1] == "1 passed, 0 failed, 1 skipped; 1 of 2 cases skipped by the time limit"
+
+
+def test_the_time_limit_does_not_hide_what_failed_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def backend_for(*arguments: Any, **named: Any) -> Any:
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr(runner.gemm_ops, "backend_for", backend_for)
+    code, out, _ = run(capsys, *ONE_CHECK, "--max-seconds", "0")
+    assert code == 1 and out.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+# -- timing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "header", "timed"),
+    [
+        ([], "not timed (on a CPU times say little; --timing takes them)", False),
+        (["--no-timing"], "not timed", False),
+        (["--timing"], "timed", True),
+    ],
+)
+def test_a_cpu_is_timed_only_if_asked(
+    arguments: list[str], header: str, timed: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "sweep.json"
+    code, out, _ = run(capsys, *ONE, *arguments, "--json", str(path))
+    assert code == 0 and out.splitlines()[0].endswith(f", {header}")
+    assert (json.loads(path.read_text())["cases"][0]["timing"] is not None) is timed
+    row = next(line for line in out.splitlines() if line.startswith("33x65x127")).split()
+    assert (row[-3:-1] != ["-", "-"]) is timed
+
+
+def test_the_columns_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *ONE)
+    (legend,) = [line for line in out.splitlines() if line.startswith("error, unfused: ")]
+    for column in ("limit: ", "eager/fused", "mm/fused", "-: "):
+        assert column in legend
+
+
+def test_help_explains_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["run", "--help"]):
+        code, out, _ = run(capsys, *arguments)
+        assert code == 0
+        for number in ("0", "1", "2", "130", "141"):
+            assert f"\n  {number}" in out
+        assert "--max-seconds" in out
 
 
 # -- reproducers ------------------------------------------------------------------------------------------
@@ -191,7 +260,7 @@ def test_a_reproducer_gives_the_same_case(case: Case, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     words = shlex.split(case.reproducer())
     assert words[:3] == ["python", "-m", "shape_sweeps"]
-    cases, epilogues = cli.select(cli.parser().parse_args(words[3:]))
+    cases, epilogues = options.select(options.parser().parse_args(words[3:]))
     assert cases == (case,) and list(epilogues) == [case.epilogue]
 
 
@@ -211,6 +280,14 @@ def unannotated(acc, bias):
 
 def plain(acc):
     return acc
+
+def make() -> "epilogues.Epilogue":
+    return mine
+
+class Class:
+    pass
+
+number = 3
 """
 
 
@@ -229,8 +306,38 @@ def plain(acc):
             ["run", "--epilogues", "sweeps_example:unannotated"],
             "operand 'bias' of sweeps_example:unannotated",
         ),
-        (["run", "--epilogues", "sweeps_refused:bad"], "sweeps_refused:bad is refused: ReductionError"),
+        (
+            ["run", "--epilogues", "sweeps_refused:bad"],
+            "cannot import 'sweeps_refused' of sweeps_refused:bad: ReductionError",
+        ),
         (["run", "--epilogues", "sweeps_raises:x"], "cannot import 'sweeps_raises'"),
+        (["run", "--epilogues", "sweeps_raises_base:x"], "sweeps_raises_base.py:2)"),
+        (["run", "--epilogues", "sweeps_exits:x"], "ends the program with exit code 7 (at "),
+        (["run", "--epilogues", "sweeps_refused:good"], "sweeps_refused.py:6"),
+        (["run", "--epilogues", "sweeps_missing:x"], "No module named 'no_such_module_here' (at "),
+        (["run", "--epilogues", "./sweeps_example:mine"], "write sweeps_example:mine"),
+        (["run", "--epilogues", "sweeps_example.py:mine"], "write sweeps_example:mine"),
+        (["run", "--epilogues", "folder/sweeps_example.py:mine"], "write folder.sweeps_example:mine"),
+        (["run", "--epilogues", ".sweeps_example:mine"], "'.sweeps_example' of .sweeps_example:mine is not the name"),
+        (["run", "--epilogues", "sweeps_example:make"], "is a function that makes an epilogue, not an epilogue"),
+        (["run", "--epilogues", "epilogues.builders:gate"], "mine = gate(...)"),
+        (["run", "--epilogues", "epilogues:builders"], "is a module, not an epilogue"),
+        (["run", "--epilogues", "sweeps_example:Class"], "is a class, not an epilogue"),
+        (["run", "--epilogues", "sweeps_example:number"], "is of type int, not an epilogue"),
+        (["run", "--shapes", "99999999999999999999x1x1"], "an extent beyond 2**31 - 1"),
+        (["run", "--seed", "\u0663"], "--seed"),
+        (["run", "--jobs", "\u0663"], "--jobs"),
+        (["run", "--seed", "9" * 5000], "--seed"),
+        (["run", "--max-seconds", "\u0663"], "--max-seconds"),
+        (["run", "--max-seconds", "1_0"], "--max-seconds"),
+        (["run", "--device", "cpu:5"], "--device: sweeps do not run on 'cpu:5'"),
+        (["run", "--json="], "--json: the name of the file is empty"),
+        (["run", "--csv="], "--csv: the name of the file is empty"),
+        (["run", "--plot="], "--plot: the name of the file is empty"),
+        (["run", "--json", "/proc/x"], "--json: '/proc/x' cannot be written"),
+        (["run", "--csv", "a" * 300], "File name too long"),
+        (["run", "--json", "no_such_folder_here/"], "is the name of a folder"),
+        (["run", "--json", "taken_twice", "--csv", "./taken_twice"], "--csv: './taken_twice' is taken by --json"),
         (["run", "--device", "gpu"], "--device: 'gpu'"),
         (["run", "--device", "meta"], "--device"),
         (["run", "--operation", "conv"], "--operation"),
@@ -255,14 +362,26 @@ def test_bad_input_is_one_line_and_exit_code_2(
 ) -> None:
     (tmp_path / "sweeps_example.py").write_text(USER_MODULE)
     (tmp_path / "sweeps_raises.py").write_text("raise SystemError('one\\ntwo')\n")
+    (tmp_path / "sweeps_raises_base.py").write_text("\nraise BaseException('three')\n")
+    (tmp_path / "sweeps_exits.py").write_text("import sys\nsys.exit(7)\n")
+    (tmp_path / "sweeps_missing.py").write_text("import no_such_module_here\n")
     (tmp_path / "sweeps_refused.py").write_text(
-        "from epilogues import epilogue\n@epilogue\ndef bad(acc):\n    return acc / acc.sum(dim=-1)\n"
+        "from epilogues import epilogue, identity\ngood = epilogue(lambda acc: acc)\n\n"
+        "@epilogue\ndef bad(acc):\n    return acc / acc.sum(dim=-1)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     code, out, err = run(capsys, *arguments)
     assert code == 2 and out == ""
     assert err.startswith("shape-sweeps: error: ") and err.count("\n") == 1
     assert expected in err
+
+
+@pytest.mark.parametrize(
+    "spelling", ["fp16,fp32,bf16", "f16,f32,bf16", "float16,float32,bfloat16", "torch.float16,FP32,fp16,BF16"]
+)
+def test_dtypes_have_several_spellings(spelling: str) -> None:
+    chosen, _ = options.select(options.parser().parse_args(["run", "--epilogues", "gate", "--dtypes", spelling]))
+    assert list(dict.fromkeys(case.dtype for case in chosen)) == ["fp16", "fp32", "bf16"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -284,7 +403,7 @@ COMPARISON_KEYS = {
 
 
 def test_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*ONE[:6], "train_gelu,gate", *ONE[7:], "--json", "-"]
+    arguments = [*ONE[:6], "train_gelu,gate", *ONE[7:], "--timing", "--json", "-"]
     code, out, err = run(capsys, *arguments)
     assert code == 0 and "2 passed" in err  # the report makes way for the document
     document = json.loads(out)
@@ -310,7 +429,7 @@ def test_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_csv_has_one_line_per_case(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "sweep.csv"
-    code, _, _ = run(capsys, *ONE, "--csv", str(path))
+    code, _, _ = run(capsys, *ONE, "--timing", "--csv", str(path))
     assert code == 0
     with path.open(newline="") as file:
         (row,) = list(csv.DictReader(file))
@@ -326,19 +445,6 @@ def test_errors_that_are_not_finite_are_null_in_json(monkeypatch: pytest.MonkeyP
     sweep = run_sweep([Case(33, 65, 127, "bf16", "bias_gelu")], {"bias_gelu": load_epilogue("bias_gelu")}, timing=False)
     document = json.loads(export.to_json(sweep, {}, []))
     assert document["cases"][0]["errors"]["error"] is None
-
-
-def test_a_file_that_cannot_be_finished_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "sweep.json"
-    target.write_text("old")
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(export.os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        export.write(str(target), "new")
-    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
 
 
 def test_at_most_ten_commands_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def test_says_what_is_drawn(tmp_path: Path) -> None:
 
 def test_a_failed_case_is_marked() -> None:
     from shape_sweeps import runner
-    from shape_sweeps.cli import parser, select
+    from shape_sweeps.options import parser, select
 
     chosen, epilogues = select(parser().parse_args(RUN))
     sweep = runner.run_sweep(chosen, epilogues)
@@ -38,6 +38,20 @@ def test_a_failed_case_is_marked() -> None:
     assert set(speedups) == {"eager PyTorch", "torch.mm alone"}
     operations = [point[0] for point in speedups["eager PyTorch"]]
     assert operations == [2.0 * 33 * 65 * 127, 2.0 * 16 * 24 * 32]
+
+
+def test_what_matplotlib_cannot_draw_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no fonts\nat all")
+
+    monkeypatch.setattr(plots, "_figure", fail)
+    assert cli.main([*RUN, "--plot", str(tmp_path / "sweep.png")]) == 2
+    captured = capsys.readouterr()
+    assert "2 passed" in captured.out
+    assert captured.err == "shape-sweeps: error: --plot: matplotlib cannot draw it: RuntimeError: no fonts at all\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_unknown_format(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,13 +23,23 @@ def test_a_shape_reads_back_what_it_prints() -> None:
         assert parse_shapes([",".join(map(str, entry.shapes))]) == entry.shapes
 
 
-@pytest.mark.parametrize("text", ["12x13", "12x13x14x15", "axbxc", "1x-2x3", "1.5x2x3", "1x2x", "", "1x2x3,", "nope"])
+@pytest.mark.parametrize(
+    "text", ["12x13", "12x13x14x15", "axbxc", "1x-2x3", "1.5x2x3", "1x2x", "", "1x2x3,", "nope", "\u0663x3x3"]
+)
 def test_malformed_shapes_are_named(text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_shapes([text])
     message = str(caught.value)
     assert message.startswith("--shapes: ") and "\n" not in message
     assert repr(text.split(",")[-1]) in message or "empty" in message
+
+
+@pytest.mark.parametrize("extent", [2**31, 10**20, "9" * 5000])
+def test_extents_are_limited(extent: object) -> None:
+    with pytest.raises(InputError, match=r"beyond 2\*\*31 - 1") as caught:
+        parse_shapes([f"1x{extent}x1"])
+    assert "\n" not in str(caught.value)
+    assert parse_shapes([f"1x{'0' * 5000}7x{2**31 - 1}"]) == (Shape(1, 7, 2**31 - 1),)
 
 
 def test_sets_hold_what_they_promise() -> None:

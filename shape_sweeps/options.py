@@ -1,0 +1,143 @@
+"""The options of the command line, and the cases they ask for.
+
+>>> cases, epilogues = select(parser().parse_args(["run", "--quick", "--epilogues", "gate"]))
+>>> len(cases), list(epilogues)
+(24, ['gate'])
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NoReturn
+
+import epilogues as ep
+
+from . import cases
+from .catalogue import FORMULAS, parse_epilogues
+from .cli import EXIT_CODES
+from .environment import choose_device
+from .errors import InputError
+from .shapes import SHAPE_SETS, parse_shapes
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports bad input as everything else here does, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(" ".join(message.split()))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    root = _Parser(
+        prog="shape-sweeps",
+        description="Check fused GEMMs against float64 and against unfused PyTorch, and time them.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = root.add_subparsers(dest="command", required=True, metavar="run|list")
+    run = commands.add_parser(
+        "run",
+        help="run a sweep",
+        description="Shapes x dtypes x epilogues.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = run.add_argument
+    add(
+        "--shapes",
+        action="append",
+        metavar="LIST",
+        help=f"sets ({', '.join(SHAPE_SETS)}) and shapes MxNxK, comma-separated; may be repeated"
+        " (default: the set default)",
+    )
+    add("--quick", action="store_true", help="the shape set quick: seconds on two CPU cores")
+    add("--dtypes", action="append", metavar="LIST", help=f"{cases.DTYPE_NAMES} (default: bf16,fp16)")
+    add(
+        "--epilogues",
+        action="append",
+        metavar="LIST",
+        help=f"of {', '.join(FORMULAS)}, or module:attribute for your own (default: all)",
+    )
+    add(
+        "--operation",
+        choices=cases.OPERATIONS,
+        default="linear",
+        help="linear: weight (N, K); matmul: (K, N) (default: linear)",
+    )
+    add(
+        "--backend",
+        choices=cases.BACKENDS,
+        default="auto",
+        help="force one; cases that it cannot take are skipped (default: auto)",
+    )
+    add("--device", metavar="NAME", help="cpu, cuda or cuda:INDEX (default: cuda where there is one)")
+    add("--seed", type=_seed, default=0, metavar="N", help="of the random inputs (default: 0)")
+    add("--json", metavar="FILE", help="write everything as one JSON document; - for standard output")
+    add("--csv", metavar="FILE", help="write one line per case; - for standard output")
+    add("--plot", metavar="FILE", help="draw speed-ups and errors (.png, .svg, .pdf); needs the extra plots")
+    add(
+        "--timing",
+        action=argparse.BooleanOptionalAction,
+        help="time the fused calls against unfused ones, or check only (default: timed on CUDA, not on a CPU)",
+    )
+    add("--max-seconds", type=_seconds, metavar="S", help="begin no case later than this; skip the rest")
+    add("--jobs", type=_jobs, metavar="N", help="kernels to build at a time (default: one per core)")
+    commands.add_parser(
+        "list",
+        help="print what there is to choose from",
+        description="Print shape sets, epilogues, dtypes and backends.",
+    )
+    return root
+
+
+def select(options: argparse.Namespace) -> tuple[tuple[cases.Case, ...], dict[str, ep.Epilogue]]:
+    """The cases that the options of ``run`` ask for, and the epilogues they name.
+
+    Raises:
+        InputError: if one of them makes no sense.
+    """
+    shapes = list(options.shapes or [])
+    if options.quick:
+        shapes.append("quick")
+    epilogues = parse_epilogues(options.epilogues or ["all"])
+    chosen = cases.product(
+        parse_shapes(shapes or ["default"]),
+        cases.parse_dtypes(options.dtypes or ["bf16,fp16"]),
+        epilogues,
+        operation=options.operation,
+        seed=options.seed,
+        backend=options.backend,
+        device=choose_device(options.device),
+    )
+    return chosen, epilogues
+
+
+def _whole(text: str) -> int | None:
+    """A whole number as people write it in ASCII, of at most 19 digits."""
+    return int(text) if re.fullmatch("0*[0-9]{1,19}", text) else None
+
+
+def _seed(text: str) -> int:
+    seed = _whole(text)
+    if seed is None or seed >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**63 - 1")
+    return seed
+
+
+def _jobs(text: str) -> int:
+    jobs = _whole(text)
+    if not jobs:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return jobs
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text) if text.isascii() and "_" not in text else -1.0
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds

@@ -10,15 +10,18 @@
 
 Contract
 --------
-* The function is traced when it is decorated, so mistakes are reported there.
+* The function is traced when it is decorated, so mistakes are reported there.  An ``nn.Module`` is a function
+  too, by the signature of its ``forward``; it is traced as it then is, in training or in evaluation.
 * An :class:`Epilogue` never changes.  Two are equal if their trees are, and their operands and outputs have
   the same names: then they can be called alike.  Caches of kernels go by ``.tree``, where names don't count.
+* An epilogue's declarations hold in another one too: operands handed on as they are have its kinds and dtypes.
 * Pickling keeps the tree and the name, not the function; the copy computes the same and composes too.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, overload
@@ -27,11 +30,11 @@ import torch
 from torch import Tensor
 
 from .errors import EpilogueError
-from .operand_shapes import check_names
-from .reference import evaluate
-from .source import explain, user_location
-from .tracing import Symbol, replay, trace, trace_of
-from .tree import MAIN_OUTPUT, EpilogueTree, Kind
+from .operand_shapes import check_names, is_number, operand_number
+from .reference import evaluate, round_number
+from .source import explain, plain_function, short, user_location
+from .tracing import Symbol, Trace, replay, trace, trace_of
+from .tree import MAIN_OUTPUT, EpilogueTree, Kind, Operand
 from .validation import validate
 
 
@@ -43,8 +46,13 @@ class Epilogue:
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
         chosen = name or str(getattr(function, "__name__", type(function).__name__))
-        self._set(trace(function, chosen), chosen, function)
-        functools.update_wrapper(self, function)
+        is_module = isinstance(function, torch.nn.Module)
+        # a module may change after this; then composing goes by the tree
+        self._set(trace(function, chosen), chosen, None if is_module else function)
+        self.__qualname__ = chosen
+        # the attributes of a function, not the state of an object that can be called
+        updated = ("__dict__",) if inspect.isfunction(function) else ()
+        functools.update_wrapper(self, plain_function(function) if is_module else function, updated=updated)
         self.__name__ = chosen
 
     @classmethod
@@ -99,8 +107,15 @@ class Epilogue:
         except EpilogueError as error:
             raise EpilogueError(explain(f"epilogue {self.name}: {error}", user_location())) from None
         start = recorder.lift(acc)
-        values = {operand: recorder.lift(value) for operand, value in named.items()}
-        return self._compose(start, values)
+        return self._compose(start, {op.name: self._given(recorder, op, named[op.name]) for op in self.tree.operands})
+
+    def _given(self, recorder: Trace, operand: Operand, value: Any) -> Symbol:
+        """What another epilogue gives for an operand, held to the operand's declaration."""
+        if is_number(value) and operand.dtype is not None:
+            value = round_number(operand_number(operand, value), operand.dtype, torch.device("cpu")).item()
+        symbol = recorder.lift(value)
+        recorder.hand_on(symbol, operand, self.name)
+        return symbol
 
     def _compose(self, acc: Symbol, values: dict[str, Symbol]) -> Any:
         if self._function is not None:
@@ -195,6 +210,7 @@ def epilogue(
 
     Args:
         function: first parameter the accumulator, the others operands annotated Row, Column, Scalar or Aux.
+            Or a module with such a ``forward``.
         name: what to call it; the function's name if not given.
 
     Raises:
@@ -203,7 +219,13 @@ def epilogue(
     if function is None:
         return functools.partial(epilogue, name=name)
     if not callable(function):
-        raise EpilogueError(f"epilogue: expected a function, got {type(function).__name__} {function!r}")
+        hint = "" if not isinstance(function, str) else f"; did you mean epilogues.builders.activation({function!r})?"
+        raise EpilogueError(f"epilogue: expected a function, got {type(function).__name__} {short(function)}{hint}")
+    if inspect.isclass(function):
+        hint = (
+            f"; make an instance: epilogue({function.__name__}(...))" if issubclass(function, torch.nn.Module) else ""
+        )
+        raise EpilogueError(f"epilogue: expected a function, got the class {function.__name__}{hint}")
     if isinstance(function, Epilogue):
         return function if name is None else Epilogue.from_tree(function.tree, name)
     return Epilogue(function, name)

@@ -3,7 +3,10 @@
     >>> from epilogues.dtypes import dtype_name, torch_dtype
     >>> dtype_name(torch.bfloat16), torch_dtype("f16")
     ('bf16', torch.float16)
+    >>> dtype_name("float16")
+    'f16'
 
+Trees hold the short names only; where a user names a dtype, the other names of :data:`ALIASES` do as well.
 Any other dtype raises :class:`~epilogues.errors.DtypeError`.
 """
 
@@ -20,18 +23,30 @@ DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
 }
 
+#: what a user may call a dtype -> its short name
+ALIASES: dict[str, str] = {
+    alias: name
+    for name, aliases in {
+        "f32": "f32 fp32 float32",
+        "f16": "f16 fp16 float16",
+        "bf16": "bf16 bfloat16",
+    }.items()
+    for alias in aliases.split()
+}
+
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:
-    """The short name ("f32", "f16", "bf16") of a dtype given as a torch dtype or as its short name.
+    """The short name ("f32", "f16", "bf16") of a dtype given as a torch dtype or by one of its names.
 
     Raises:
         DtypeError: for any other dtype.
     """
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return dtype
-    name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else None
+    if isinstance(dtype, str):
+        name = ALIASES.get(dtype.removeprefix("torch."))
+    else:
+        name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else None
     if name is None:
         known = ", ".join(str(known) for known in _NAMES)
         raise DtypeError(f"dtype {dtype!r} has no place in an epilogue: expected one of {known}")

@@ -16,7 +16,6 @@ Contract
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
 import torch
@@ -24,9 +23,10 @@ from torch import Tensor
 
 from .dtypes import dtype_name, torch_dtype
 from .errors import EpilogueError, UnsupportedOperationError
+from .operand_shapes import is_number
 from .operations import OPERATIONS
 from .reference import scalar_tensor
-from .source import explain, user_location
+from .source import explain, short, user_location
 from .tracing import Symbol, trace_of
 
 #: What the functions take and return: a value of an epilogue, a tensor, or a number.
@@ -202,11 +202,11 @@ def _call(operation: str, *values: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if is_number(value):
         return float(value)
     raise EpilogueError(
         explain(
-            f"expected a value of an epilogue, a tensor or a number, got {type(value).__name__} {value!r}",
+            f"expected a value of an epilogue, a tensor or a number, got {type(value).__name__} {short(value)}",
             user_location(),
         )
     )

@@ -11,7 +11,7 @@ sequence), and M is their product.  What each kind accepts:
 ========  ==============================================================================
 Row       (N,), or (1, N), (1, 1, N), ... with no more dimensions than the accumulator
 Column    m_shape or (*m_shape, 1): one entry for each row of the accumulator
-Scalar    a Python int or float, or a tensor of one element of any shape
+Scalar    a number (an int, a float, or another real number), or a tensor of one element of any shape
 Aux       (*m_shape, N), the accumulator's own shape
 ========  ==============================================================================
 
@@ -22,12 +22,42 @@ says two different ones: a vector when M == N, or a tensor shaped like m_shape w
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .errors import BroadcastError, EpilogueError
+from .source import short
 from .tree import EpilogueTree, Kind, Operand
 
 Shape = tuple[int, ...]
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number of the language: a real one, of numpy's too, that is no truth value."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def operand_number(operand: Operand, given: Any) -> float:
+    """The number given for an operand that is given no tensor.
+
+    Raises:
+        EpilogueError: if it is none, or too large for a float.
+    """
+    if not is_number(given):
+        raise _neither(operand, given)
+    try:
+        return float(given)
+    except OverflowError:
+        raise EpilogueError(f"operand {operand.name}: the integer given is too large for a float") from None
+
+
+def _neither(operand: Operand, given: Any) -> EpilogueError:
+    kind = type(given).__name__
+    got = f"{kind} {short(given)}" if isinstance(given, str | bool | complex | None) else kind
+    holds_numbers = isinstance(given, list | tuple) or hasattr(given, "__array__")
+    hint = f"; make it a tensor: torch.as_tensor({operand.name})" if holds_numbers else ""
+    return EpilogueError(f"operand {operand.name}: expected a tensor, an int or a float, got {got}{hint}")
 
 
 def bind_kind(operand: Operand, shape_or_number: Sequence[int] | float, m_shape: Shape, n: int) -> Kind:
@@ -35,29 +65,26 @@ def bind_kind(operand: Operand, shape_or_number: Sequence[int] | float, m_shape:
 
     Raises:
         BroadcastError: if the shape is not one of its kind, or, not annotated, is ambiguous or none at all.
-        EpilogueError: if it is neither a shape nor an int or float.
+        EpilogueError: if it is neither a shape nor a number.
     """
     m_shape = tuple(m_shape)
-    if isinstance(shape_or_number, int | float) and not isinstance(shape_or_number, bool):
+    if is_number(shape_or_number):
         if operand.kind in (Kind.SCALAR, Kind.AUTO):
             return Kind.SCALAR
         raise BroadcastError(
-            f"operand {operand.name} ({_title(operand.kind)}): expected a tensor of shape "
+            f"operand {operand.name} ({_title(operand.kind)}): expected a tensor of "
             f"{_expected(operand.kind, m_shape, n)}, got the number {shape_or_number!r}; "
             "a number can be given to a Scalar operand"
         )
     if not isinstance(shape_or_number, tuple | list):
-        raise EpilogueError(
-            f"operand {operand.name}: expected a tensor, an int or a float, "
-            f"got {type(shape_or_number).__name__} {shape_or_number!r}"
-        )
+        raise _neither(operand, shape_or_number)
     shape = tuple(shape_or_number)
     if operand.kind is Kind.AUTO:
         return _tell_kind(operand, shape, m_shape, n)
     if not fits(operand.kind, shape, m_shape, n):
         raise BroadcastError(
-            f"operand {operand.name} ({_title(operand.kind)}): expected shape "
-            f"{_expected(operand.kind, m_shape, n)} for an accumulator of shape {(*m_shape, n)}, got {shape}"
+            f"operand {operand.name} ({_title(operand.kind)}): expected {_expected(operand.kind, m_shape, n)} "
+            f"for an accumulator of shape {(*m_shape, n)}, got {shape}"
         )
     return operand.kind
 
@@ -88,7 +115,7 @@ def _tell_kind(operand: Operand, shape: Shape, m_shape: Shape, n: int) -> Kind:
         if fits(kind, shape, m_shape, n):
             return kind
     kinds = (Kind.ROW, Kind.COLUMN, Kind.SCALAR, Kind.AUX)
-    options = "; ".join(f"{_title(kind)}: {_expected(kind, m_shape, n)}" for kind in kinds)
+    options = "; ".join(f"{_title(kind)}: {_expected(kind, m_shape, n).removeprefix('shape ')}" for kind in kinds)
     raise BroadcastError(
         f"operand {operand.name}: shape {shape} does not spread over an accumulator of shape "
         f"{(*m_shape, n)}; expected one of {options}"
@@ -136,9 +163,9 @@ def _title(kind: Kind) -> str:
 
 def _expected(kind: Kind, m_shape: Shape, n: int) -> str:
     if kind is Kind.ROW:
-        return f"({n},)"
+        return f"shape ({n},)"
     if kind is Kind.COLUMN:
-        return f"{m_shape} or {(*m_shape, 1)}"
+        return f"shape {m_shape} or {(*m_shape, 1)}"
     if kind is Kind.SCALAR:
-        return "one element, or a number"
-    return str((*m_shape, n))
+        return "a number or a tensor of one element"
+    return f"shape {(*m_shape, n)}"

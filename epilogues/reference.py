@@ -6,7 +6,7 @@
 Contract
 --------
 * The accumulator and the operands are converted to the compute dtype (float32, or float64 when asked); an
-  operand is used at the value its own dtype holds.
+  operand is used at the value its own dtype holds, a number too where the epilogue fixes the dtype.
 * Every operation is computed in the compute dtype.  Values are rounded at each cast, and when stored.
 * ``compute_dtype=torch.float64, keep_casts=False`` gives the mathematical value to measure errors against:
   nothing is rounded, the outputs are float64.
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .dtypes import dtype_name, torch_dtype
 from .errors import DtypeError, EpilogueError
-from .operand_shapes import bind_kind, check_names, spread_shape
+from .operand_shapes import bind_kind, check_names, operand_number, spread_shape
 from .operations import OPERATIONS
 from .tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Node, Operand, Store
 
@@ -57,6 +57,7 @@ def evaluate(
         raise DtypeError(f"compute_dtype: expected torch.float32 or torch.float64, got {compute_dtype}")
     if not isinstance(acc, Tensor) or acc.ndim == 0:
         raise EpilogueError(f"acc: expected a tensor of shape (..., M, N), got {_describe(acc)}")
+    check_dense("acc", acc)
     if not acc.is_floating_point():
         raise DtypeError(f"acc: expected a floating dtype, got {acc.dtype}")
     check_names(tree, operands)
@@ -103,8 +104,12 @@ def _load(operand: Operand, given: Any, acc: Tensor, compute_dtype: torch.dtype)
     """An operand in the compute dtype, in a shape that broadcasts against the accumulator."""
     m_shape, n = tuple(acc.shape[:-1]), acc.shape[-1]
     if not isinstance(given, Tensor):
+        number = operand_number(operand, given)
         bind_kind(operand, given, m_shape, n)
-        return scalar_tensor(_as_float(operand, given), compute_dtype, acc.device)
+        if operand.dtype is None:
+            return scalar_tensor(number, compute_dtype, acc.device)
+        return round_number(number, operand.dtype, acc.device).to(compute_dtype)
+    check_dense(f"operand {operand.name}", given)
     if given.device != acc.device:
         advice = "give a Python number, or move it" if given.numel() == 1 else "move it"
         raise EpilogueError(
@@ -114,6 +119,23 @@ def _load(operand: Operand, given: Any, acc: Tensor, compute_dtype: torch.dtype)
     check_operand_dtype(operand, given.dtype, wide=compute_dtype == torch.float64)
     kind = bind_kind(operand, given.shape, m_shape, n)
     return given.reshape(spread_shape(kind, m_shape, n)).to(compute_dtype)
+
+
+def check_dense(what: str, tensor: Tensor) -> None:
+    """Checks that a tensor's elements lie in memory one by one, as ``what`` has them.
+
+    Raises:
+        EpilogueError: for sparse, nested and quantized tensors.
+    """
+    if tensor.is_quantized:
+        found = f"a quantized tensor ({tensor.dtype})"
+    elif tensor.is_nested:
+        found = "a nested tensor"
+    elif tensor.layout != torch.strided:
+        found = f"a tensor of layout {tensor.layout}"
+    else:
+        return
+    raise EpilogueError(f"{what}: expected a dense tensor (layout torch.strided), got {found}")
 
 
 def check_operand_dtype(operand: Operand, dtype: torch.dtype, *, wide: bool = False) -> None:
@@ -134,11 +156,9 @@ def check_operand_dtype(operand: Operand, dtype: torch.dtype, *, wide: bool = Fa
             raise DtypeError(f"operand {operand.name}: {error}") from None
 
 
-def _as_float(operand: Operand, number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        raise EpilogueError(f"operand {operand.name}: the integer given is too large for a float") from None
+def round_number(number: float, dtype: str, device: torch.device) -> Tensor:
+    """The number as a kernel holds it that is handed a float32: rounded to that, and to the short dtype's values."""
+    return scalar_tensor(number, torch.float32, device).to(torch_dtype(dtype))
 
 
 def scalar_tensor(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:

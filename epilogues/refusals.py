@@ -16,7 +16,8 @@ Contract
   elements would need a second pass: :class:`~epilogues.errors.ReductionError`, whatever the communication.
 * Everything else that is not in the operation table raises
   :class:`~epilogues.errors.UnsupportedOperationError` with the nearest operations that are.
-* Both are tables below.  To explain a further function, add its name to a line.
+* Writing in place is refused too, whatever the spelling: values never change, they only get new names.
+* The tables are below.  To explain a further function, add its name to a line.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ _COMMUNICATING: dict[Communication, str] = {
     _CONTRACTION: "matmul mm bmm addmm addbmm baddbmm linear bilinear einsum dot vdot inner outer ger "
     "tensordot mv addmv addr kron multi_dot chain_matmul scaled_dot_product_attention "
     "multi_head_attention_forward attention flex_attention",
-    _INDEXING: "getitem setitem delitem gather scatter scatter_add scatter_reduce index_select index_add "
+    _INDEXING: "getitem delitem gather scatter scatter_add scatter_reduce index_select index_add "
     "index_copy index_fill index_put take take_along_dim embedding embedding_bag masked_select "
     "masked_scatter select narrow select_scatter slice_scatter one_hot grid_sample",
     _SHIFT: "roll flip fliplr flipud rot90 channel_shuffle",
@@ -168,7 +169,10 @@ _EXPLAINED: dict[str, tuple[str, str]] = {
         f"{_CONTROL}, so it is no Python number (math.* functions ask for one)",
         "use ep.* or torch.* functions in place of math.* or numpy functions",
     ),
-    "len iter contains": (f"{_CONTROL}, so it cannot be iterated or unpacked", _NO_SHAPE),
+    "format": (f"{_CONTROL}, so it is no number to format", "print it without a format: {value}"),
+    "call": (f"{_CONTROL}, and no function", "to multiply, write x * (...)"),
+    "setattr delattr": (f"{_CONTROL}, and has no attributes to change", "keep what you compute in variables"),
+    "len iter next contains": (f"{_CONTROL}, so it cannot be iterated or unpacked", _NO_SHAPE),
     "shape size ndim dim numel nelement stride is_contiguous storage_offset element_size": (
         f"{_NO_TENSOR}, and no shape to ask for",
         _NO_SHAPE,
@@ -182,7 +186,8 @@ _EXPLAINED: dict[str, tuple[str, str]] = {
     "randn_like randint randint_like bernoulli normal uniform multinomial poisson rrelu exponential "
     "native_dropout": (
         _RANDOM,
-        "draw the numbers beforehand and give them as an Aux operand (for dropout, the mask times 1/(1 - p))",
+        "draw the numbers beforehand and give them as an Aux operand (for dropout, the mask times 1/(1 - p)); "
+        "in evaluation dropout is the identity: module.eval(), training=False",
     ),
     "double long int8 half_to_float bfloat": (
         "values are computed in float32 and cast to float32, float16 or bfloat16 only",
@@ -213,9 +218,13 @@ _EXPLAINED_BY_NAME = {name: reason for names, reason in _EXPLAINED.items() for n
 
 #: Python's special methods, under the names the tables use.
 _DUNDER = re.compile(r"__(?:r(?=matmul__|pow__|floordiv__|mod__|divmod__|and__|or__|xor__|lshift__|rshift__))?(\w+?)__")
-_SPOKEN = {"getitem": "indexing with []", "setitem": "assigning with [] =", "delitem": "del x[]"}
+_SPOKEN = {"getitem": "indexing with []", "delitem": "del x[]"}
+_SPOKEN |= {"setattr": "assigning an attribute", "delattr": "deleting an attribute"}
 _OPERATORS = {"matmul": "@", "pow": "**", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "gt": ">"}
 _OPERATORS |= {"ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^", "invert": "~"}
+#: Augmented assignments, which assign in place: name -> operator.
+_AUGMENTED = {"iadd": "+", "isub": "-", "imul": "*", "itruediv": "/", "ipow": "**", "ifloordiv": "//"}
+_AUGMENTED |= {"imod": "%", "iand": "&", "ior": "|", "ixor": "^", "ilshift": "<<", "irshift": ">>"}
 _CONVERSIONS = {
     "bool",
     "int",
@@ -224,6 +233,9 @@ _CONVERSIONS = {
     "index",
     "len",
     "iter",
+    "next",
+    "call",
+    "format",
     "contains",
     "array",
     "abs",
@@ -257,6 +269,9 @@ def refuse(spelled: str) -> NoReturn:
     location = user_location()
     dunder = _DUNDER.fullmatch(spelled)
     name = dunder.group(1) if dunder else spelled
+    if dunder:
+        _refuse_assignment(name)
+        name = name.replace("imatmul", "matmul")
     found = communication(name) or communication(_MODULES.get(torch_module() or "", ""))
     if found is not None and found[0] not in _candidates(name):
         name, dunder = found[0], None
@@ -278,13 +293,9 @@ def refuse(spelled: str) -> NoReturn:
                 explain(f"{shown} cannot be used in an epilogue", location, why=why, instead=instead)
             )
     if name.endswith("_"):
-        raise UnsupportedOperationError(
-            explain(
-                f"{shown} writes in place, and the values of an epilogue never change",
-                location,
-                instead=f"use the result of {name.rstrip('_')}: x = x.{name.rstrip('_')}(...)",
-            )
-        )
+        plain = name.rstrip("_")
+        there = plain in SUPPORTED
+        refuse_in_place(shown, f"use the result: x = x.{plain}(...)" if there else "give the new value a name: x = ...")
     close = difflib.get_close_matches(name, SUPPORTED, n=3, cutoff=0.7)
     raise UnsupportedOperationError(
         explain(
@@ -294,6 +305,34 @@ def refuse(spelled: str) -> NoReturn:
             instead=f"compute it from {', '.join(SUPPORTED)}, or call it on the GEMM's result",
         )
     )
+
+
+def refuse_in_place(shown: str, instead: str) -> NoReturn:
+    """Raises the error that writing in place deserves, however it was asked for.
+
+    Raises:
+        UnsupportedOperationError: always.
+    """
+    raise UnsupportedOperationError(
+        explain(
+            f"{shown} writes in place, and the values of an epilogue never change",
+            user_location(),
+            why="a value is no memory: on tensors every other name for it would change too, here none could",
+            instead=instead,
+        )
+    )
+
+
+def _refuse_assignment(name: str) -> None:
+    """Refuses the special methods that assign to a value: x += y and the like, x[...] = y."""
+    if name == "setitem":
+        refuse_in_place("assigning with [] = (setitem)", "compute all elements alike, or assign in the GEMM's result")
+    operator = _AUGMENTED.get(name)
+    if operator is None:
+        return
+    supported = operator in ("+", "-", "*", "/")
+    instead = f"write x = x {operator} y" if supported else _EXPLAINED_BY_NAME[name[1:]][1]
+    refuse_in_place(f"{operator}=", instead)
 
 
 def _shown(name: str, dunder: bool) -> str:

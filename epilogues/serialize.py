@@ -24,6 +24,7 @@ import json
 from typing import Any, TypeVar
 
 from .errors import EpilogueError
+from .source import short
 from .tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand, Store
 from .validation import validate
 
@@ -46,14 +47,25 @@ def tree_from_json(text: str) -> EpilogueTree:
     Raises:
         EpilogueError: (or a subclass) saying what is wrong with the text or the tree.
     """
+    tree = read_tree(text)
+    validate(tree)
+    return tree
+
+
+def read_tree(text: str) -> EpilogueTree:
+    """The tree that :func:`tree_to_json` wrote, valid or not.
+
+    Raises:
+        EpilogueError: if the text does not have the form.
+    """
     try:
         data = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise EpilogueError(f"the text is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise EpilogueError(f"expected a JSON object with version, nodes and outputs, got {_short(data)}")
+        raise EpilogueError(f"expected a JSON object with version, nodes and outputs, got {short(data)}")
     if data.get("version") != VERSION:
-        raise EpilogueError(f"expected a tree of version {VERSION}, got {_short(data.get('version'))}")
+        raise EpilogueError(f"expected a tree of version {VERSION}, got {short(data.get('version'))}")
     nodes: list[Node] = []
     for i, item in enumerate(_field(data, "nodes", list, "the tree")):
         nodes.append(_read(item, nodes, f"node {i}"))
@@ -62,9 +74,7 @@ def tree_from_json(text: str) -> EpilogueTree:
         where = f"output {i}"
         name, dtype = _field(item, "name", str, where), _dtype(item, where)
         outputs.append(Store(name, _earlier(item.get("value"), nodes, where), dtype))
-    tree = EpilogueTree(tuple(outputs))
-    validate(tree)
-    return tree
+    return EpilogueTree(tuple(outputs))
 
 
 def _write(node: Node, inputs: list[int]) -> dict[str, Any]:
@@ -114,24 +124,19 @@ def _inputs(item: Any, earlier: list[Node], where: str) -> tuple[Node, ...]:
 def _earlier(index: Any, earlier: list[Node], where: str) -> Node:
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(earlier):
         raise EpilogueError(
-            f"{where}: expected the index of an earlier node, 0 to {len(earlier) - 1}, got {_short(index)}"
+            f"{where}: expected the index of an earlier node, 0 to {len(earlier) - 1}, got {short(index)}"
         )
     return earlier[index]
 
 
 def _field(item: Any, key: str, kind: type[_T], where: str) -> _T:
     if not isinstance(item, dict):
-        raise EpilogueError(f"{where}: expected a JSON object, got {_short(item)}")
+        raise EpilogueError(f"{where}: expected a JSON object, got {short(item)}")
     value = item.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise EpilogueError(f"{where}: expected {key} to be of type {kind.__name__}, got {_short(value)}")
+        raise EpilogueError(f"{where}: expected {key} to be of type {kind.__name__}, got {short(value)}")
     return value
 
 
 def _dtype(item: Any, where: str) -> str | None:
     return None if item.get("dtype") is None else _field(item, "dtype", str, where)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -6,12 +6,14 @@
 
 Contract
 --------
-* The first parameter is the accumulator, whatever its name and annotation.
+* The first parameter is the accumulator, whatever its name; an operand kind as its annotation is refused.
 * Every other parameter is an operand; its annotation says its kind.  ``Row[torch.float32]`` also fixes the
-  dtype of the tensor that may be given.  No annotation: the kind is told from the shape at the call.
+  dtype of the tensor that may be given; a number is rounded to it.  No annotation: the kind is told from the
+  shape at the call.
 * Annotations may be strings (``from __future__ import annotations``): they are evaluated with the
   function's globals and closure, and where that fails are matched by their last dotted name (``"ep.Row"``).
 * No defaults, ``*args``, ``**kwargs`` or positional-only parameters: operands are given by name.
+* Of an ``nn.Module`` the parameters are those of its ``forward``.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.nn import functional as F
 
 from .dtypes import dtype_name
 from .errors import DtypeError, EpilogueError
-from .source import explain, function_location
+from .source import explain, function_location, plain_function, short
 from .tree import Kind
 
 if TYPE_CHECKING:
@@ -38,6 +41,14 @@ else:
 RESERVED_NAMES = frozenset(
     {"a", "b", "x", "weight", "epilogue", "out", "input", "self"} | {"compute_dtype", "keep_casts", "out_dtype"}
 )
+#: What such an operand may be called instead.
+_OTHER_NAMES = {"a": "alpha", "b": "bias", "x": "residual", "input": "residual", "out": "residual", "weight": "scale"}
+
+
+def reserved_hint(name: str) -> str:
+    """What to do about a reserved name."""
+    other = _OTHER_NAMES.get(name, f"{name}_operand")
+    return f"rename it, for example to {other!r}; reserved are {', '.join(sorted(RESERVED_NAMES))}"
 
 
 class OperandAnnotation(_Base):
@@ -76,7 +87,7 @@ class Aux(OperandAnnotation):
 
 
 _BY_NAME: dict[str, type[OperandAnnotation]] = {kind.__name__: kind for kind in (Row, Column, Scalar, Aux)}
-_SPELLING = re.compile(r"(?:\w+\.)*(?P<kind>Row|Column|Scalar|Aux)(?:\[(?:\w+\.)*(?P<dtype>\w+)\])?")
+_SPELLING = re.compile(r"(?:\w+\.)*(?P<kind>Row|Column|Scalar|Aux)(?:\[['\"]?(?:\w+\.)*(?P<dtype>\w+)['\"]?\])?")
 
 
 class Parameter:
@@ -100,10 +111,13 @@ def read_parameters(function: Callable[..., Any], name: str) -> tuple[Parameter,
     def refuse(message: str, instead: str) -> EpilogueError:
         return EpilogueError(explain(f"epilogue {name}: {message}", function_location(function), instead=instead))
 
+    signed = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        if inspect.ismethoddescriptor(function):
+            raise TypeError("such as torch.Tensor.relu, of which some Python versions know the parameters")
+        parameters = list(inspect.signature(signed).parameters.values())
     except (TypeError, ValueError):
-        raise refuse(f"expected a Python function of the accumulator, got {function!r}", "decorate a def") from None
+        raise refuse(f"{function!r} does not tell its parameters", _wrap(function)) from None
     if not parameters:
         raise refuse("expected a first parameter, the accumulator", f"write def {name}(acc, ...)")
     found = []
@@ -116,36 +130,81 @@ def read_parameters(function: Callable[..., Any], name: str) -> tuple[Parameter,
             )
         if parameter.default is not parameter.empty:
             raise refuse(
-                f"parameter {parameter.name} has a default ({parameter.default!r}); operands have none",
-                "write the number in the body, or give it with each call as a Scalar operand",
+                f"parameter {parameter.name} has a default ({short(parameter.default)}); operands have none",
+                _wrap(function)
+                if _is_library(function)
+                else "write the number in the body, or give it with each call as a Scalar operand; "
+                f"if the function is not yours to change, {_wrap(function)}",
             )
         if index == 0:
             if parameter.kind is parameter.KEYWORD_ONLY:
                 raise refuse("the first parameter, the accumulator, is keyword-only", "remove the *")
+            if _is_kind(_resolve_first(parameter.annotation, signed)):
+                raise refuse(
+                    f"the first parameter is the accumulator, and {parameter.name} is annotated as an operand "
+                    f"({_spelled(parameter.annotation)})",
+                    f"put the accumulator before it: def {name}(acc, {parameter.name}: ...)",
+                )
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise refuse(f"operand {parameter.name} is positional-only; operands are given by name", "remove the /")
         if parameter.name in RESERVED_NAMES:
             raise refuse(
                 f"operand {parameter.name!r} has a name that the functions taking operands use themselves",
-                f"choose another name; reserved are {', '.join(sorted(RESERVED_NAMES))}",
+                reserved_hint(parameter.name),
             )
         try:
-            annotation = _resolve(parameter.annotation, function)
+            annotation = _resolve(parameter.annotation, signed)
         except DtypeError as error:
             raise DtypeError(
                 explain(f"epilogue {name}: operand {parameter.name}: {error}", function_location(function))
             ) from None
-        if annotation is not None and not (
-            isinstance(annotation, type) and issubclass(annotation, OperandAnnotation) and hasattr(annotation, "kind")
-        ):
+        if annotation is not None and not _is_kind(annotation):
+            why = annotation.why if isinstance(annotation, _Unresolved) else ""
             raise refuse(
-                f"operand {parameter.name} is annotated {parameter.annotation!r}; "
-                "expected Row, Column, Scalar, Aux or nothing",
+                f"operand {parameter.name} is annotated {short(parameter.annotation)}"
+                f"{why}; expected Row, Column, Scalar, Aux or nothing",
                 f"write {parameter.name}: Row (length N), Column (length M), Scalar or Aux (M x N)",
             )
         found.append(Parameter(parameter.name, annotation, parameter.kind is parameter.KEYWORD_ONLY))
     return tuple(found)
+
+
+def _is_kind(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, OperandAnnotation) and hasattr(annotation, "kind")
+
+
+def _spelled(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def _is_library(function: Callable[..., Any]) -> bool:
+    """Whether the function is compiled, PyTorch's or this package's, and so not the user's to change."""
+    package = str(getattr(function, "__module__", "")).partition(".")[0]
+    return package in ("torch", "epilogues") or not hasattr(plain_function(function), "__code__")
+
+
+def _wrap(function: Callable[..., Any]) -> str:
+    """The advice to call a function within one of the accumulator alone."""
+    from . import functions
+    from .builders import ACTIVATIONS
+
+    name = str(getattr(function, "__name__", "f"))
+    places = (("F.", F), ("torch.", torch), ("acc.", torch.Tensor), ("ep.", functions))
+    found = next((prefix for prefix, place in places if getattr(place, name, None) is function), None)
+    activation = found is not None and name in ACTIVATIONS
+    arguments = [] if found == "acc." else ["acc"]
+    arguments += [] if activation else ["..."]
+    called = f"wrap it: lambda acc: {found or ''}{name}({', '.join(arguments)})"
+    return f'{called}, or use epilogues.builders.activation("{name}")' if activation else called
+
+
+def _resolve_first(annotation: Any, function: Callable[..., Any]) -> Any:
+    """The object that the accumulator's annotation names; it may name anything."""
+    try:
+        return _resolve(annotation, function)
+    except DtypeError:
+        return Row  # of a dtype that it cannot have
 
 
 def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
@@ -160,7 +219,7 @@ def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 def _evaluate(text: str, function: Callable[..., Any]) -> Any:
-    plain = inspect.unwrap(function)
+    plain = plain_function(function)
     code, cells = getattr(plain, "__code__", None), getattr(plain, "__closure__", None)
     closure: dict[str, Any] = {}
     for variable, cell in zip(code.co_freevars if code else (), cells or (), strict=True):
@@ -172,10 +231,10 @@ def _evaluate(text: str, function: Callable[..., Any]) -> Any:
         return eval(text, getattr(plain, "__globals__", {}), closure)
     except DtypeError:
         raise
-    except Exception:  # evaluating what the user wrote may raise anything
+    except Exception as error:  # evaluating what the user wrote may raise anything
         match = _SPELLING.fullmatch(text.strip().strip("'\""))
         if match is None:
-            return _Unresolved(text)
+            return _Unresolved(f"{type(error).__name__}: {error}")
         annotation = _BY_NAME[match["kind"]]
         if match["dtype"] is None:
             return annotation
@@ -184,7 +243,10 @@ def _evaluate(text: str, function: Callable[..., Any]) -> Any:
 
 
 class _Unresolved:
-    """A string annotation that names nothing we know."""
+    """A string annotation that could not be evaluated."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, error: str) -> None:
+        self.why = (
+            f", which could not be evaluated ({error}: annotations that are text, as all are under "
+            "`from __future__ import annotations`, see the module's names and those that the body uses)"
+        )

@@ -12,10 +12,13 @@ the body of the epilogue, of a helper it calls, or, for a ready-made epilogue, t
 
 from __future__ import annotations
 
+import functools
+import inspect
 import linecache
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -31,35 +34,74 @@ _NOT_THE_USER = (
 
 def user_location() -> SourceLocation | None:
     """The user's line that is running now; None where every frame belongs to this package or PyTorch."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        module = str(frame.f_globals.get("__name__", ""))
-        if not file.startswith(_NOT_THE_USER) and not module.startswith("numpy."):
-            text = linecache.getline(file, frame.f_lineno, frame.f_globals).strip()
-            return SourceLocation(file, frame.f_lineno, text)
-        frame = frame.f_back  # type: ignore[assignment]
+        if _is_users(frame):
+            return _location(frame, frame.f_lineno)
+        frame = frame.f_back
     return None
+
+
+def raised_at(error: BaseException) -> SourceLocation | None:
+    """The user's line that an exception came through last."""
+    found = None
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None:
+        if _is_users(traceback.tb_frame):
+            found = traceback
+        traceback = traceback.tb_next
+    return _location(found.tb_frame, found.tb_lineno) if found else None
+
+
+def _is_users(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    return not frame.f_code.co_filename.startswith(_NOT_THE_USER) and not module.startswith("numpy.")
+
+
+def _location(frame: FrameType, line: int) -> SourceLocation:
+    file = frame.f_code.co_filename
+    return SourceLocation(file, line, linecache.getline(file, line, frame.f_globals).strip())
 
 
 def torch_module() -> str | None:
     """The torch.nn.modules file ("batchnorm") whose code is running on the user's behalf, if one is."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USER):
         module = frame.f_globals.get("__name__", "")
         if module.startswith("torch.nn.modules."):
             return str(module).removeprefix("torch.nn.modules.")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
+def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The Python function behind a callable: a module's forward, what a wrapper wraps, an object's __call__."""
+    plain: Any = function.forward if isinstance(function, torch.nn.Module) else function
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    plain = inspect.unwrap(plain)
+    if not hasattr(plain, "__code__") and hasattr(getattr(plain, "__call__", None), "__code__"):  # noqa: B004
+        plain = plain.__call__
+    return plain
+
+
 def function_location(function: Callable[..., Any]) -> SourceLocation | None:
-    """The line that a Python function starts on; None for callables that are not written in Python."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return None
+    """The line that the user's function starts on; for a function of others, the user's line that uses it."""
+    code = getattr(plain_function(function), "__code__", None)
+    if code is None or code.co_filename.startswith(_NOT_THE_USER):
+        return user_location()
     text = linecache.getline(code.co_filename, code.co_firstlineno).strip()
     return SourceLocation(code.co_filename, code.co_firstlineno, text)
+
+
+def short(value: Any, limit: int = 60) -> str:
+    """The value's repr, on one line and of no more than ``limit`` characters."""
+    return shortened(" ".join(repr(value).split()), limit)
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, no longer than ``limit`` characters."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def explain(

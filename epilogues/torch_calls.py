@@ -8,8 +8,9 @@ Contract
 --------
 * A name means the same as a function and as a method, and takes PyTorch's arguments: :data:`CALLS` maps each
   name to a Python function with PyTorch's signature.
-* ``inplace=True`` of an activation is accepted (``nn.ReLU(inplace=True)`` computes the same values); methods
-  whose name ends in ``_`` and ``out=`` are not.
+* What writes in place is refused, as values never change: ``inplace=True`` (so ``nn.ReLU(inplace=True)`` too),
+  methods whose name ends in ``_``, and ``out=``.
+* What is random in training only is accepted in evaluation: dropout with ``training=False`` is the identity.
 * Names that are not in the table raise what :mod:`epilogues.refusals` says of them.
 """
 
@@ -25,8 +26,8 @@ import torch
 
 from . import functions as ep
 from .errors import UnsupportedOperationError
-from .refusals import refuse
-from .source import explain, user_location
+from .refusals import refuse, refuse_in_place
+from .source import explain, short, user_location
 from .tracing import Symbol
 
 CALLS: dict[str, Callable[..., Any]] = {}
@@ -160,12 +161,34 @@ def _tanh(input: Any) -> Any:
     return ep.tanh(input)
 
 
+@_names("dropout", "dropout1d", "dropout2d", "dropout3d")
+def _dropout(input: Any, p: Any = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True) -> Any:
+    # torch.dropout calls `train` what torch.nn.functional.dropout calls `training`
+    if training and train and p != 0:
+        refuse("dropout")
+    return input
+
+
+@_names("alpha_dropout", "feature_alpha_dropout", "feature_dropout")
+def _alpha_dropout(
+    input: Any, p: Any = 0.5, training: bool = False, inplace: bool = False, *, train: bool = False
+) -> Any:
+    return _dropout(input, p, training or train)
+
+
+@_names("rrelu")
+def _rrelu(input: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
+    if training:
+        refuse("rrelu")
+    return ep.leaky_relu(input, (lower + upper) / 2)
+
+
 @_names("to", "type")
 def _to(input: Any, dtype: Any) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedOperationError(
             explain(
-                f"to: expected a dtype, got {type(dtype).__name__} {dtype!r}",
+                f"to: expected a dtype, got {type(dtype).__name__} {short(dtype)}",
                 user_location(),
                 why="an epilogue is traced once, before there are tensors or devices",
                 instead="write x.to(torch.bfloat16), and place operands on the GEMM's device before the call",
@@ -197,8 +220,8 @@ def call(name: str, args: Iterable[Any], keywords: dict[str, Any]) -> Any:
     if function is None:
         refuse(name)
     if keywords.get("out") is not None:
-        raise UnsupportedOperationError(
-            explain(f"{name} with out= writes into a tensor; an epilogue only computes values", user_location())
+        refuse_in_place(
+            f"{name} with out=", 'use the result; to store it, make it an output: return {"D": ..., "name": value}'
         )
     keywords.pop("out", None)
     signature = inspect.signature(function)
@@ -208,6 +231,11 @@ def call(name: str, args: Iterable[Any], keywords: dict[str, Any]) -> Any:
         raise UnsupportedOperationError(
             explain(f"{plain}: {error}; in an epilogue it is {plain}{signature_text(plain)}", user_location())
         ) from None
+    if bound.arguments.get("inplace"):
+        refuse_in_place(
+            f"{plain} with inplace=True",
+            f"leave inplace out, of a module too, and go on with the result: z = F.{plain}(z)",
+        )
     return function(*bound.args, **bound.kwargs)
 
 

@@ -11,27 +11,42 @@ Contract
   tensor and the functions of ``torch`` and ``torch.nn.functional`` of the same name all make nodes; see
   ``torch_calls`` for the list.  Whatever is not elementwise raises there and then, naming the user's line.
 * Python numbers become constants.  Tensors from outside are refused: an epilogue's inputs are its operands.
+* Values never change: what would write in place, such as ``y *= 2``, is refused.
 * Equal nodes of a trace are one object, so common subexpressions are computed once.
+* An operand handed on to another epilogue as it is is what that epilogue declares, kind and dtype.
 * A function returns a symbol, the main output "D", or a dict of output names to symbols with "D" in it.
 * Every output depends on the accumulator, every operand is used.
 """
 
 from __future__ import annotations
 
-import numbers
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
 
 from .dtypes import dtype_name, torch_dtype
-from .errors import DtypeError, EpilogueError, UnsupportedOperationError
+from .errors import BroadcastError, DtypeError, EpilogueError, UnsupportedOperationError
+from .operand_shapes import is_number
 from .operations import OPERATIONS
 from .refusals import refuse
 from .signature import Parameter, read_parameters
-from .source import explain, function_location, user_location
-from .tree import MAIN_OUTPUT, Accumulator, Apply, Cast, Constant, EpilogueTree, Node, Operand, Store
+from .source import explain, function_location, raised_at, short, shortened, user_location
+from .tree import MAIN_OUTPUT, Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand, Store
 from .validation import validate
+
+
+@dataclass
+class _Declaration:
+    """What is known of an operand's kind and dtype, and which epilogue said so."""
+
+    kind: Kind
+    dtype: str | None
+    kind_from: str
+    dtype_from: str
 
 
 class Trace:
@@ -40,6 +55,7 @@ class Trace:
     def __init__(self, name: str) -> None:
         self.name = name
         self._nodes: dict[tuple[object, ...], Node] = {}
+        self._declarations: dict[int, _Declaration] = {}  # by position, of operands handed on as they are
 
     def accumulator(self) -> Symbol:
         return self._symbol(("accumulator",), lambda: Accumulator(location=user_location()))
@@ -89,11 +105,11 @@ class Trace:
                     "and give the tensor with each call",
                 )
             )
-        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        if is_number(value):
             return self.constant(value)
         raise UnsupportedOperationError(
             explain(
-                f"expected a value of the epilogue or a Python number, got {type(value).__name__} {value!r}",
+                f"expected a value of the epilogue or a Python number, got {type(value).__name__} {short(value)}",
                 user_location(),
                 instead="write an int or float, or make it an operand of the epilogue",
             )
@@ -105,6 +121,56 @@ class Trace:
         except OverflowError:
             raise EpilogueError(explain("an integer too large for a float", user_location())) from None
         return self._symbol(("constant", number.hex()), lambda: Constant(number, location=user_location()))
+
+    def hand_on(self, value: Symbol, declared: Operand, inner: str) -> None:
+        """Holds an operand that is given to another epilogue as it is to what that one declares.
+
+        Args:
+            value: what is given; computed values have no kind, and may be given for any operand.
+            declared: the other epilogue's operand.
+            inner: the other epilogue's name.
+
+        Raises:
+            BroadcastError: if the operand has another kind already.
+            DtypeError: if it has another dtype already.
+        """
+        node = value.node
+        if not isinstance(node, Operand):
+            return
+        known = self._declarations.setdefault(
+            node.position, _Declaration(node.kind, node.dtype, kind_from=self.name, dtype_from=self.name)
+        )
+
+        def conflict(wanted: str, found: str, source: str) -> str:
+            return explain(
+                f"epilogue {inner} declares operand {declared.name} as {wanted}, and operand {node.name}, given for "
+                f"it, is {found} by the declaration of epilogue {source}",
+                user_location(),
+                instead="declare both alike; where it is meant, give a computed value, such as "
+                f"ep.identity({node.name})",
+            )
+
+        if declared.kind is not Kind.AUTO:
+            if known.kind is Kind.AUTO:
+                known.kind, known.kind_from = declared.kind, inner
+            elif known.kind is not declared.kind:
+                wanted, found = declared.kind.value.capitalize(), known.kind.value.capitalize()
+                raise BroadcastError(conflict(wanted, found, known.kind_from))
+        if declared.dtype is not None:
+            if known.dtype is None:
+                known.dtype, known.dtype_from = declared.dtype, inner
+            elif known.dtype != declared.dtype:
+                wanted, found = str(torch_dtype(declared.dtype)), str(torch_dtype(known.dtype))
+                raise DtypeError(conflict(wanted, found, known.dtype_from))
+
+    def declared(self, tree: EpilogueTree) -> EpilogueTree:
+        """The tree with its operands as the epilogues that they were handed on to declare them."""
+        change: dict[int, Node] = {}
+        for operand in tree.operands:
+            known = self._declarations.get(operand.position)
+            if known is not None:
+                change[id(operand)] = replace(operand, kind=known.kind, dtype=known.dtype)
+        return tree.map_nodes(change)
 
     def _symbol(self, key: tuple[object, ...], make: Callable[[], Node]) -> Symbol:
         node = self._nodes.get(key)
@@ -123,9 +189,12 @@ class Symbol:
 
     __slots__ = ("node", "recorder")
 
+    node: Node
+    recorder: Trace
+
     def __init__(self, node: Node, recorder: Trace) -> None:
-        self.node = node
-        self.recorder = recorder
+        object.__setattr__(self, "node", node)
+        object.__setattr__(self, "recorder", recorder)
 
     def __repr__(self) -> str:
         node = self.node
@@ -211,12 +280,23 @@ class Symbol:
 
         return call(ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}", inputs, kwargs)
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            refuse("__format__")
+        return repr(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        refuse("__setattr__")
+
+    def __delattr__(self, name: str) -> None:
+        refuse("__delattr__")
+
     # identity, so that symbols may be keys; == on values is refused below
     __hash__ = object.__hash__
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
-    def method(self: Symbol, *args: Any) -> NoReturn:
+    def method(self: Symbol, *args: Any, **keywords: Any) -> NoReturn:
         refuse(name)
 
     method.__name__ = name
@@ -225,7 +305,8 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 # What Python may ask of a value and an epilogue has no answer to; the reasons are in the table of refusals.
 _REFUSED = (
-    "bool int float complex index len iter contains array",
+    "bool int float complex index len iter next contains array call",
+    "iadd isub imul itruediv ipow ifloordiv imod imatmul iand ior ixor ilshift irshift",
     "getitem setitem delitem lt le gt ge eq ne",
     "matmul rmatmul pow rpow floordiv rfloordiv mod rmod divmod rdivmod abs",
     "invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil",
@@ -252,12 +333,12 @@ def trace(function: Callable[..., Any], name: str) -> EpilogueTree:
     operands = {p.name: recorder.operand(p, position) for position, p in enumerate(parameters)}
     positional = [operands[p.name] for p in parameters if not p.keyword_only]
     keywords = {p.name: operands[p.name] for p in parameters if p.keyword_only}
-    result = function(acc, *positional, **keywords)
+    result = _run(function, name, acc, *positional, **keywords)
     where = function_location(function)
     try:
-        tree = EpilogueTree(_stores(result, recorder))
-        used = {id(node) for node in tree.nodes}
-        unused = [operand_name for operand_name, value in operands.items() if id(value.node) not in used]
+        tree = recorder.declared(EpilogueTree(_stores(result, recorder)))
+        used = {node.name for node in tree.operands}
+        unused = [operand_name for operand_name in operands if operand_name not in used]
         if unused:
             raise EpilogueError(
                 f"no output depends on operand {', '.join(unused)}\n"
@@ -269,6 +350,30 @@ def trace(function: Callable[..., Any], name: str) -> EpilogueTree:
         located = "\n  at " in message
         raise type(error)(explain(message, None if located else where)) from None
     return tree
+
+
+def _run(function: Callable[..., Any], name: str, *args: Any, **keywords: Any) -> Any:
+    """What the function returns; what Python or PyTorch say of symbols, with the line and in our words."""
+    try:
+        return function(*args, **keywords)
+    except EpilogueError:
+        raise
+    except RecursionError as error:
+        message = f"epilogue {name}: the function recurses, deeper than Python's {sys.getrecursionlimit()} calls"
+        where, instead = raised_at(error), "write a loop; how often it runs must be known while tracing"
+        raise EpilogueError(explain(message, where, instead=instead)) from None
+    except Exception as error:
+        if not re.search(rf"\b{Symbol.__name__}\b", str(error)):
+            raise  # the user's own
+        complaint = shortened(" ".join(str(error).split()), 300)
+        raise UnsupportedOperationError(
+            explain(
+                f"epilogue {name}: {type(error).__name__}: {complaint}",
+                raised_at(error),
+                why="a value of an epilogue (a Symbol) is no tensor; it stands for every element at once",
+                instead="compute with operators, ep.* and elementwise torch functions, without vmap, jit and the like",
+            )
+        ) from error
 
 
 def _stores(result: Any, recorder: Trace) -> tuple[Store, ...]:

@@ -55,7 +55,8 @@ class SourceLocation:
     text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + (f": {self.text}" if self.text else "")
+        text = self.text if len(self.text) <= 120 else f"{self.text[:117]}..."
+        return f"{self.file}:{self.line}" + (f": {text}" if text else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,9 @@ class Node:
     @property
     def inputs(self) -> tuple[Node, ...]:
         return ()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Node:
+        return self  # it never changes, and a copy node by node would recurse through long chains
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,9 +219,16 @@ class EpilogueTree:
             return store.dtype
         return store.value.dtype if isinstance(store.value, Cast) else default_dtype
 
-    def __getstate__(self) -> dict[str, object]:
-        # without the cached properties: hashes of strings differ from one process to the next
-        return {"outputs": self.outputs}
+    def __reduce__(self) -> tuple[object, ...]:
+        # flat, as node by node would recurse through long chains; and without the cached properties: hashes
+        # of strings differ from one process to the next.  Source locations stay behind
+        return (_unpickle, (self.to_json(),))
+
+    def __copy__(self) -> EpilogueTree:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> EpilogueTree:
+        return self
 
     def __repr__(self) -> str:
         # not the nodes within nodes, of which a graph with sharing may have exponentially many
@@ -247,6 +258,12 @@ class EpilogueTree:
         from .serialize import tree_from_json
 
         return tree_from_json(text)
+
+
+def _unpickle(text: str) -> EpilogueTree:
+    from .serialize import read_tree
+
+    return read_tree(text)
 
 
 def _row(node: Node, inputs: tuple[int, ...]) -> Row:

@@ -16,7 +16,7 @@ from collections import Counter
 from .dtypes import DTYPES
 from .errors import DtypeError, EpilogueError, UnsupportedOperationError
 from .operations import OPERATIONS
-from .signature import RESERVED_NAMES
+from .signature import RESERVED_NAMES, reserved_hint
 from .source import explain
 from .tree import MAIN_OUTPUT, Accumulator, Apply, Cast, EpilogueTree, Operand
 
@@ -83,7 +83,7 @@ def operands_are_named(tree: EpilogueTree) -> None:
         if count > 1:
             raise EpilogueError(f"{count} operands are named {name!r}; expected different names")
         if name in RESERVED_NAMES:
-            raise EpilogueError(f"an operand is named {name!r}, which is reserved; choose another name")
+            raise EpilogueError(f"an operand is named {name!r}, which is reserved; {reserved_hint(name)}")
 
 
 def outputs_depend_on_the_accumulator(tree: EpilogueTree) -> None:

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from epilogues.dtypes import dtype_name
-from epilogues.errors import EpilogueError
-from epilogues.operand_shapes import bind_kind, check_names
-from epilogues.reference import check_operand_dtype
-from epilogues.tree import EpilogueTree, Kind, Operand
+from epilogues.operand_shapes import bind_kind, check_names, operand_number
+from epilogues.reference import check_dense, check_operand_dtype
+from epilogues.tree import EpilogueTree, Kind
 
 from .errors import ProblemError
 from .problem import ACCESS_BYTES, Matrix, Problem, address, read_matrix
@@ -71,8 +70,11 @@ def bind_operands(
     for operand in tree.operands:
         value = given[operand.name]
         if not isinstance(value, Tensor):
-            bound.append(_bind_number(operand, value, problem))
+            number = operand_number(operand, value)
+            kind = bind_kind(operand, number, problem.m_shape, problem.n)
+            bound.append(BoundOperand(OperandFacts(operand.name, kind, operand.dtype or "f32"), None, number))
             continue
+        check_dense(f"operand {operand.name}", value)
         kind = bind_kind(operand, tuple(value.shape), problem.m_shape, problem.n)
         if value.device != problem.device:
             raise ProblemError(
@@ -86,19 +88,6 @@ def bind_operands(
         aligned = address(tensor) % ACCESS_BYTES == 0
         bound.append(BoundOperand(OperandFacts(operand.name, kind, dtype, aligned, matrix), tensor))
     return tuple(bound)
-
-
-def _bind_number(operand: Operand, value: float, problem: Problem) -> BoundOperand:
-    if isinstance(value, (list, tuple)):  # which bind_kind takes for a shape
-        raise EpilogueError(
-            f"operand {operand.name}: expected a tensor, an int or a float, got a {type(value).__name__}"
-        )
-    kind = bind_kind(operand, value, problem.m_shape, problem.n)
-    try:
-        number = float(value)
-    except OverflowError:
-        raise EpilogueError(f"operand {operand.name}: the integer given is too large for a float") from None
-    return BoundOperand(OperandFacts(operand.name, kind, operand.dtype or "f32"), None, number)
 
 
 def _addressable(value: Tensor, kind: Kind, problem: Problem) -> tuple[Tensor, Matrix | None]:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from epilogues.dtypes import DTYPES
+from epilogues.errors import EpilogueError
+from epilogues.reference import check_dense
 
 from .errors import ProblemError
 
@@ -143,8 +145,10 @@ def _check(a: Tensor, b: Tensor) -> None:
     for name, tensor in (("a", a), ("b", b)):
         if not isinstance(tensor, Tensor):
             raise ProblemError(f"{name} should be a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.layout != torch.strided or tensor.is_nested:
-            raise ProblemError(f"{name} should be a dense tensor, got one of layout {tensor.layout}")
+        try:
+            check_dense(name, tensor)
+        except EpilogueError as error:
+            raise ProblemError(str(error)) from None
     shapes = f"a is {tuple(a.shape)}, b is {tuple(b.shape)}"
     if a.ndim < 1 or b.ndim < 2:
         raise ProblemError(f"expected a of shape (..., M, K) and b of shape (..., K, N): {shapes}")

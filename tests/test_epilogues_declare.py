@@ -6,10 +6,11 @@ import pickle
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import epilogues as ep
-from epilogues import Aux, Column, Epilogue, EpilogueError, Kind, Row, Scalar, builders, epilogue
+from epilogues import Aux, BroadcastError, Column, Epilogue, EpilogueError, Kind, Row, Scalar, builders, epilogue
 from epilogues.errors import DtypeError
 from epilogues.tree import Apply, Cast
 
@@ -205,6 +206,7 @@ def test_functions_on_something_else():
 def test_casting_tensors():
     x = torch.randn(8)
     assert torch.equal(ep.cast(x, "f16"), x.half())
+    assert torch.equal(ep.cast(x, "float16"), x.half())
 
 
 # the ready-made ones
@@ -272,6 +274,7 @@ def test_the_same_call_gives_the_same_object():
     assert builders.bias_activation("gelu") is builders.bias_activation("gelu")
     assert builders.bias_activation("gelu") is not builders.bias_activation("relu")
     assert builders.cast("bf16") is builders.cast(torch.bfloat16, builders.identity())
+    assert builders.cast("bf16") is builders.cast("bfloat16")
     for make in builders.SUITE.values():
         assert make() is make()
 
@@ -317,3 +320,203 @@ def test_the_public_names():
     assert all(hasattr(ep, name) for name in ep.__all__)
     assert issubclass(ep.EpilogueError, ValueError)
     assert Scalar.kind is Kind.SCALAR
+
+
+# composing keeps what the inner epilogue declares
+
+
+@epilogue
+def by_column(acc, s: Column):
+    return acc * s
+
+
+@epilogue
+def by_wide_row(acc, t: Row[torch.float32]):
+    return acc * t
+
+
+COPIES = [
+    lambda e: e,
+    lambda e: pickle.loads(pickle.dumps(e)),
+    lambda e: Epilogue.from_tree(e.tree, e.name),
+]
+
+
+@pytest.mark.parametrize("copy", COPIES, ids=["itself", "pickled", "from_tree"])
+class TestHandingOn:
+    def test_another_kind(self, copy):
+        inner = copy(by_column)
+
+        def f(acc, scale: Row):
+            return inner(acc, scale)
+
+        with pytest.raises(BroadcastError) as caught:
+            epilogue(f)
+        assert str(caught.value).startswith(
+            "epilogue by_column declares operand s as Column, and operand scale, given for it, is Row"
+        )
+        assert "return inner(acc, scale)" in str(caught.value)
+
+    def test_another_dtype(self, copy):
+        inner = copy(by_wide_row)
+
+        def f(acc, scale: Row[torch.float16]):
+            return inner(acc, t=scale)
+
+        with pytest.raises(DtypeError, match=r"operand t as torch\.float32, and operand scale.* is torch\.float16"):
+            epilogue(f)
+
+    def test_the_same(self, copy):
+        inner = copy(by_wide_row)
+
+        @epilogue
+        def f(acc, scale: Row[torch.float32]):
+            return inner(inner(acc, scale), scale)
+
+        assert (f.operands, f.tree.operands[0].dtype) == ({"scale": Kind.ROW}, "f32")
+
+    def test_what_the_outer_one_leaves_open(self, copy):
+        inner, wide = copy(by_column), copy(by_wide_row)
+
+        @epilogue
+        def f(acc, first, second, third: Row, fourth):
+            return inner(wide(wide(acc, second), third) + first, first) + fourth
+
+        kinds = {"first": Kind.COLUMN, "second": Kind.ROW, "third": Kind.ROW, "fourth": Kind.AUTO}
+        assert f.operands == kinds
+        assert [operand.dtype for operand in f.tree.operands] == [None, "f32", "f32", None]
+
+        @epilogue
+        def declared(acc, first: Column, second: Row[torch.float32], third: Row[torch.float32], fourth):
+            return (acc * second * third + first) * first + fourth
+
+        assert f.tree == declared.tree
+
+    def test_two_that_disagree(self, copy):
+        inner, wide = copy(by_column), copy(by_wide_row)
+
+        def kinds(acc, scale):
+            return inner(wide(acc, scale), scale)
+
+        with pytest.raises(
+            BroadcastError, match=r"by_column declares .* is Row by the declaration of epilogue by_wide_row"
+        ):
+            epilogue(kinds)
+
+        @epilogue
+        def by_half_row(acc, t: Row[torch.float16]):
+            return acc * t
+
+        def dtypes(acc, scale: Row):
+            return by_half_row(wide(acc, scale), scale)
+
+        with pytest.raises(DtypeError, match=r"float32 by the declaration of epilogue by_wide_row"):
+            epilogue(dtypes)
+
+    def test_through_several(self, copy):
+        inner = copy(by_column)
+        middle = copy(epilogue(lambda acc, u: inner(acc, u), name="middle"))
+        assert middle.operands == {"u": Kind.COLUMN}
+
+        def f(acc, scale: Row):
+            return middle(acc, scale)
+
+        with pytest.raises(BroadcastError, match="epilogue middle declares operand u as Column"):
+            epilogue(f)
+
+    def test_computed_values(self, copy):
+        inner, wide = copy(by_column), copy(by_wide_row)
+
+        @epilogue
+        def f(acc, scale: Row, half: Row[torch.float16]):
+            return wide(inner(inner(acc, 2 * scale), ep.identity(scale)), half.float()) + inner(acc, acc)
+
+        assert f.operands == {"scale": Kind.ROW, "half": Kind.ROW}
+
+    def test_numbers_have_the_dtype(self, copy):
+        @epilogue
+        def scaled(acc, s: Scalar[torch.bfloat16]):
+            return acc * s
+
+        inner, acc = copy(scaled), torch.ones(2, 3)
+        f = epilogue(lambda acc: inner(acc, 0.1), name="f")
+        assert torch.equal(f.reference(acc), inner.reference(acc, s=0.1))
+        assert f.reference(acc)[0, 0] == torch.tensor(0.1).bfloat16()
+
+
+# modules
+
+
+class Gate(nn.Module):
+    def __init__(self, name="gate"):
+        super().__init__()
+        self._name = name
+        self.act = nn.Sequential(nn.SiLU(), nn.Dropout())
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, acc, bias: Row, *, gate: "Aux"):
+        return self.act(acc + bias) * gate
+
+
+def test_modules_go_by_forward():
+    f = epilogue(Gate().eval())
+    assert f.name == f.__name__ == "Gate" and f.operands == {"bias": Kind.ROW, "gate": Kind.AUX}
+    assert f.tree == builders.gate("silu").tree
+    assert list(inspect.signature(f).parameters) == ["acc", "bias", "gate"]
+    assert epilogue(Gate().eval(), name="mine").name == "mine"
+    assert epilogue(nn.Sequential(nn.ReLU(), nn.Tanh())).tree == epilogue(lambda x: torch.tanh(torch.relu(x))).tree
+    assert pickle.loads(pickle.dumps(f)) == f
+
+
+def test_modules_are_called_with_their_hooks():
+    module = nn.ReLU()
+    module.register_forward_hook(lambda module, args, output: output * 2)
+    assert epilogue(module).tree == epilogue(lambda acc: torch.relu(acc) * 2).tree
+
+
+def test_modules_are_traced_as_they_are():
+    module = Gate()
+    with pytest.raises(EpilogueError, match=r"dropout cannot be used in an epilogue(?s:.)*module\.eval\(\)"):
+        epilogue(module)
+    f = epilogue(module.eval())
+    module.train()
+
+    @epilogue
+    def outer(acc, bias: Row, gate: Aux):
+        return f(acc, bias, gate)
+
+    assert outer.tree == f.tree
+
+
+def test_parameters_and_buffers_of_modules_are_refused():
+    class Scaled(Gate):
+        def forward(self, acc):
+            return acc * self.weight
+
+    with pytest.raises(EpilogueError, match=r"a tensor of shape \(3,\) was used that is not an operand"):
+        epilogue(Scaled())
+    with pytest.raises(EpilogueError, match="linear communicates between elements"):
+        epilogue(nn.Linear(3, 3))
+
+
+def test_modules_without_a_fitting_forward():
+    class Wrong(nn.Module):
+        def forward(self, acc, bias: Row = 0): ...
+
+    with pytest.raises(EpilogueError, match=r"epilogue Wrong: parameter bias has a default(?s:.)*at .*declare\.py"):
+        epilogue(Wrong())
+    with pytest.raises(EpilogueError, match=r"epilogue Module: parameter \*input stands for"):
+        epilogue(nn.Module())
+
+
+def test_objects_that_can_be_called():
+    class Scale:
+        def __init__(self, by):
+            self.by, self._name, self._tree = by, "not the epilogue's", None
+
+        def __call__(self, acc, bias: "Row"):
+            return acc * self.by + bias
+
+    f = epilogue(Scale(2))
+    assert (f.name, f.operands) == ("Scale", {"bias": Kind.ROW})
+    assert torch.equal(f.reference(torch.ones(2, 3), bias=torch.ones(3)), torch.full((2, 3), 3.0))

@@ -1,5 +1,8 @@
 """How shapes tell kinds, and what is said of those that don't."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +18,9 @@ ACCEPTED = [
     # not annotated, two dimensions
     ((AUTO, 2.5, (4,), 8), SCALAR),
     ((AUTO, 3, (4,), 4), SCALAR),
+    ((AUTO, np.float32(2), (4,), 8), SCALAR),
+    ((SCALAR, np.int64(2), (4,), 8), SCALAR),
+    ((SCALAR, Fraction(1, 3), (4,), 8), SCALAR),
     ((AUTO, (), (4,), 8), SCALAR),
     ((AUTO, (1,), (4,), 8), SCALAR),
     ((AUTO, (1, 1), (4,), 4), SCALAR),
@@ -87,7 +93,11 @@ REFUSED = [
     ((COLUMN, (1, 4), (4,), 8), r"got \(1, 4\)"),
     ((COLUMN, (6,), (2, 3), 8), r"expected shape \(2, 3\) or \(2, 3, 1\)"),
     ((COLUMN, 2, (4,), 8), "got the number 2"),
-    ((SCALAR, (2,), (4,), 8), r"operand t \(Scalar\): expected shape one element"),
+    ((ROW, np.float32(2), (4,), 8), "got the number"),
+    (
+        (SCALAR, (2,), (4,), 8),
+        r"operand t \(Scalar\): expected a number or a tensor of one element for an accumulator of .*got \(2,\)",
+    ),
     ((SCALAR, (0,), (4,), 8), "one element"),
     ((AUX, (8,), (4,), 8), r"operand t \(Aux\): expected shape \(4, 8\) .*got \(8,\)"),
     ((AUX, (1, 8), (4,), 8), r"got \(1, 8\)"),
@@ -114,7 +124,7 @@ def test_refused(given, message):
         bind_kind(Operand("t", asked, 0), shape, m_shape, n)
 
 
-@pytest.mark.parametrize("given", [True, 1j, "8", None])
+@pytest.mark.parametrize("given", [True, np.bool_(True), 1j, "8", None, np.ones(3), {}])
 @pytest.mark.parametrize("kind", [AUTO, SCALAR])
 def test_neither_shape_nor_number(given, kind):
     with pytest.raises(EpilogueError, match="operand t: expected a tensor, an int or a float, got"):

@@ -1,5 +1,8 @@
 """The reference against PyTorch written by hand, bit for bit."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -204,6 +207,7 @@ def all_kinds(acc, row: Row, column: Column, alpha: Scalar, aux: Aux, fixed: Row
     return (acc * row + column) * alpha + aux + fixed
 
 
+NESTED = torch.nested.nested_tensor([torch.ones(N)], layout=torch.jagged)
 GOOD = {
     "row": torch.ones(N),
     "column": torch.ones(M),
@@ -227,7 +231,14 @@ GOOD = {
         ({"row": torch.ones(N, device="meta")}, EpilogueError, "operand row is on meta .*on cpu"),
         ({"alpha": torch.ones(1, device="meta")}, EpilogueError, "give a Python number"),
         ({"alpha": True}, EpilogueError, "operand alpha: expected a tensor, an int or a float, got bool"),
-        ({"row": [1.0] * N}, BroadcastError, "operand row"),
+        ({"row": [1.0] * N}, EpilogueError, "operand row: expected a tensor, an int or a float, got list"),
+        ({"alpha": [2.0]}, EpilogueError, "operand alpha: expected a tensor, an int or a float, got list"),
+        ({"alpha": (1,)}, EpilogueError, "operand alpha: expected a tensor, an int or a float, got tuple"),
+        ({"row": torch.Size([N])}, EpilogueError, "operand row: expected a tensor, an int or a float, got Size"),
+        ({"row": np.ones(N)}, EpilogueError, r"operand row: .*got ndarray; make it a tensor: torch.as_tensor\(row\)"),
+        ({"row": torch.ones(N).to_sparse()}, EpilogueError, "operand row: expected a dense .*strided.*sparse_coo"),
+        ({"aux": torch.ones(M, N).to_sparse()}, EpilogueError, "operand aux: expected a dense .*sparse_coo"),
+        ({"row": NESTED}, EpilogueError, "operand row: expected a dense tensor .*got a nested tensor"),
         ({"extra": 1.0}, EpilogueError, "unknown operand extra"),
         ({"row": None}, EpilogueError, "operand row: expected a tensor"),
     ],
@@ -263,8 +274,54 @@ def test_float64_operands_only_when_asked():
         (torch.ones(M, N, dtype=torch.float64), {}, "output D has the accumulator's dtype, torch.float64"),
         (torch.ones(()), {}, "acc: expected a tensor of shape"),
         ([[1.0]], {}, "acc: expected a tensor of shape .*got list"),
+        (torch.ones(M, N).to_sparse(), {}, r"acc: expected a dense tensor \(layout torch.strided\), got .*sparse_coo"),
+        (NESTED, {}, "acc: expected a dense tensor .*nested"),
     ],
 )
 def test_bad_calls(acc, arguments, message):
     with pytest.raises(EpilogueError, match=message):
         builders.identity().reference(acc, **arguments)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_tensors_are_refused():
+    quantized = torch.quantize_per_tensor(torch.ones(M, N), 1.0, 0, torch.qint8)
+    with pytest.raises(EpilogueError, match=r"operand aux: expected a dense tensor .*quantized tensor \(torch.qint8\)"):
+        all_kinds.reference(torch.ones(M, N), **(GOOD | {"aux": quantized}))
+    with pytest.raises(EpilogueError, match=r"acc: expected a dense tensor .*quantized"):
+        builders.identity().reference(quantized)
+
+
+@pytest.mark.parametrize("number", [2, 2.5, np.float32(2.5), np.float16(2.5), np.int64(2), Fraction(5, 2)], ids=repr)
+def test_numbers_of_any_real_type(number):
+    acc = random(M, N)
+    f = epilogue(lambda acc, s, t: acc * s + t, name="f")
+    assert torch.equal(f.reference(acc, s=number, t=torch.tensor(1.0)), acc * float(number) + 1)
+
+
+def test_one_element_tensors_keep_the_rules_of_tensors():
+    f = epilogue(lambda acc, s: acc * s, name="f")
+    for wrong in (torch.tensor(2), torch.tensor([2.0], dtype=torch.float64)):
+        with pytest.raises(DtypeError, match="operand s"):
+            f.reference(random(M, N), s=wrong)
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_have_the_operands_dtype(dtype, compute):
+    def scaled(acc, s):
+        return acc * s
+
+    scaled.__annotations__["s"] = Scalar[dtype]
+    f, acc = epilogue(scaled), random(M, N)
+    for number in (0.1, -1 / 3, 1e-9, 65519.0, 1e9, 1e300, float("nan")):
+        rounded = torch.tensor(number, dtype=torch.float64).float().to(dtype)
+        asked = f.reference(acc, s=number, compute_dtype=compute, keep_casts=False)
+        given = f.reference(acc, s=rounded, compute_dtype=compute, keep_casts=False)
+        assert torch.equal(asked.nan_to_num(), given.nan_to_num())
+    assert not torch.equal(f.reference(acc, s=0.1), acc * 0.1)
+
+
+def test_output_dtypes_by_name():
+    acc = random(M, N)
+    assert builders.identity().reference(acc, out_dtype="float16").dtype == torch.float16

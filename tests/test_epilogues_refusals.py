@@ -1,6 +1,7 @@
 """What is refused inside an epilogue: the error's class, and that it names operation, line and way out."""
 
 import math
+import operator
 import re
 
 import numpy as np
@@ -13,7 +14,9 @@ import epilogues as ep
 from epilogues import EpilogueError, ReductionError, UnsupportedOperationError, epilogue
 from epilogues.errors import DtypeError
 from epilogues.refusals import communication
+from epilogues.source import explain
 from epilogues.torch_calls import CALLS
+from epilogues.tree import SourceLocation
 
 W = torch.ones(4, 4)
 INDEX = torch.zeros(4, 4, dtype=torch.long)
@@ -88,7 +91,6 @@ COMMUNICATING = [
     ("getitem", lambda x: x[0]),
     ("getitem", lambda x: x[:, None]),
     ("getitem", lambda x: x[x]),
-    ("setitem", lambda x: x.__setitem__(0, 1)),
     ("roll", lambda x: torch.roll(x, 1)),
     ("flip", lambda x: x.flip(0)),
     ("reshape", lambda x: x.reshape(-1)),
@@ -147,11 +149,21 @@ UNSUPPORTED = [
     ("dropout", lambda x: nn.Dropout(0.1)(x)),
     ("rand_like", lambda x: torch.rand_like(x)),
     ("bernoulli", lambda x: torch.bernoulli(x)),
-    ("rrelu", lambda x: F.rrelu(x)),
-    ("add_", lambda x: x.add_(1)),
-    ("relu_", lambda x: F.relu_(x)),
-    ("clamp_", lambda x: torch.clamp_(x, 0)),
-    ("out=", lambda x: torch.add(x, 1, out=W)),
+    ("dropout", lambda x: F.dropout(x, 0.1, True)),
+    ("dropout", lambda x: torch.dropout(x, 0.1, train=True)),
+    ("dropout", lambda x: nn.Dropout2d()(x)),
+    ("dropout", lambda x: nn.AlphaDropout()(x)),
+    ("rrelu", lambda x: nn.RReLU()(x)),
+    ("format()", lambda x: f"{x:.3f}"),
+    ("format()", lambda x: "{:8}".format(x)),  # noqa: UP032
+    ("float()", lambda x: "%f" % x),  # noqa: UP031
+    ("call()", lambda x: x()),
+    ("call()", lambda x: x(2)),
+    ("next()", lambda x: next(x)),
+    ("assigning an attribute", lambda x: setattr(x, "node", 1)),
+    ("assigning an attribute", lambda x: setattr(x, "requires_grad", True)),
+    ("deleting an attribute", lambda x: delattr(x, "node")),
+    ("vmap", lambda x: torch.vmap(lambda y: y * 2)(x)),
     ("pow (**)", lambda x: x**2),
     ("pow (**)", lambda x: 2**x),
     ("pow", lambda x: torch.pow(x, 2)),
@@ -181,6 +193,42 @@ UNSUPPORTED = [
 ]
 
 
+#: (how it was written, what to write instead, function)
+IN_PLACE = [
+    ("relu with inplace=True", "leave inplace out", lambda x: F.relu(x, inplace=True)),
+    ("relu with inplace=True", "z = F.relu(z)", lambda x: F.relu(x, True)),
+    ("relu with inplace=True", "leave inplace out, of a module too", lambda x: nn.ReLU(inplace=True)(x)),
+    ("silu with inplace=True", "z = F.silu(z)", lambda x: nn.SiLU(inplace=True)(x)),
+    ("leaky_relu with inplace=True", "leave", lambda x: nn.Sequential(nn.LeakyReLU(0.1, inplace=True))(x)),
+    ("dropout with inplace=True", "leave", lambda x: nn.Dropout(inplace=True).eval()(x)),
+    ("rrelu with inplace=True", "leave", lambda x: F.rrelu(x, inplace=True)),
+    ("+=", "x = x + y", lambda x: operator.iadd(x, 1)),
+    ("-=", "x = x - y", lambda x: operator.isub(x, 1)),
+    ("*=", "x = x * y", lambda x: operator.imul(x, 2)),
+    ("/=", "x = x / y", lambda x: operator.itruediv(x, x)),
+    ("**=", "x * x", lambda x: operator.ipow(x, 2)),
+    ("//=", "round the GEMM's result", lambda x: operator.ifloordiv(x, 2)),
+    ("%=", "round", lambda x: operator.imod(x, 2)),
+    ("&=", "ep.clamp", lambda x: operator.iand(x, x)),
+    ("|=", "ep.clamp", lambda x: operator.ior(x, x)),
+    ("^=", "ep.clamp", lambda x: operator.ixor(x, x)),
+    ("<<=", "ep.clamp", lambda x: operator.ilshift(x, 1)),
+    (">>=", "ep.clamp", lambda x: operator.irshift(x, 1)),
+    ("add_", "x = x.add(...)", lambda x: x.add_(1)),
+    ("add_", "x = x.add(...)", lambda x: operator.iadd(W, x)),
+    ("relu_", "x = x.relu(...)", lambda x: F.relu_(x)),
+    ("clamp_", "x = x.clamp(...)", lambda x: torch.clamp_(x, 0)),
+    ("copy_", "a name: x = ...", lambda x: x.copy_(x)),
+    ("zero_", "a name: x = ...", lambda x: nn.init.zeros_(x)),
+    ("add with out=", "make it an output", lambda x: torch.add(x, 1, out=W)),
+    ("exp with out=", "make it an output", lambda x: np.exp(x, out=np.ones(3))),
+    ("add with out=", "make it an output", lambda x: operator.iadd(np.ones(3), x)),
+    ("assigning with [] =", "compute all elements alike", lambda x: operator.setitem(x, 0, 1)),
+    ("assigning with [] =", "compute all elements alike", lambda x: operator.setitem(x, ..., x)),
+    ("assigning with [] =", "compute all elements alike", lambda x: operator.setitem(W, 0, x)),
+]
+
+
 def refused(function, error):
     with pytest.raises(EpilogueError) as caught:
         epilogue(function, name="refused")
@@ -205,6 +253,86 @@ def test_communication(name, function):
 @pytest.mark.parametrize(("name", "function"), UNSUPPORTED)
 def test_unsupported(name, function):
     assert name in refused(function, UnsupportedOperationError).split("\n")[0]
+
+
+@pytest.mark.parametrize(("written", "instead", "function"), IN_PLACE)
+def test_writing_in_place(written, instead, function):
+    message = refused(function, UnsupportedOperationError)
+    assert message.startswith(f"{written} ") and " writes in place, " in message.split("\n")[0]
+    assert instead in message.split("\n  instead: ")[1]
+
+
+def test_augmented_assignment_does_not_rebind():
+    def f(acc):
+        y = acc
+        y *= 2
+        return y + acc  # on tensors 4 * acc
+
+    with pytest.raises(UnsupportedOperationError, match=r"^\*= writes in place(?s:.)*refusals\.py:\d+: y \*= 2\n"):
+        epilogue(f)
+
+
+def test_augmented_matmul_is_a_contraction():
+    assert refused(lambda x: operator.imatmul(x, W), ReductionError).startswith("matmul (@) ")
+
+
+def test_numbers_may_be_rebound():
+    def f(acc):
+        factor = 2.0
+        factor *= 3
+        total = 0
+        total += acc * factor  # a number has no memory that others know of either
+        return total
+
+    assert f(torch.ones(())) == epilogue(f).reference(torch.ones(1, 1))
+
+
+def test_recursion():
+    def f(acc):
+        return f(acc) + 1
+
+    with pytest.raises(
+        EpilogueError, match=r"epilogue f: the function recurses(?s:.)*refusals\.py:\d+: return f\(acc\)"
+    ):
+        epilogue(f)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_functions():
+    scripted = torch.jit.script(F.relu)
+    message = refused(lambda x: scripted(x), UnsupportedOperationError)
+    assert message.startswith("epilogue refused: RuntimeError: relu() Expected a value of type 'Tensor'")
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), TypeError("the user's own"), RuntimeError()])
+def test_errors_of_the_user_pass_through(error):
+    def f(acc):
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        epilogue(f)
+    assert caught.value is error
+
+
+def test_pytorchs_own_errors_pass_through():
+    with pytest.raises(TypeError, match="must be Tensor, not float"):  # as on tensors
+        epilogue(lambda acc: torch.maximum(acc, 0.0))
+
+
+def test_long_lines_are_shortened():
+    message = explain("wrong", SourceLocation("model.py", 3, "x + " * 100))
+    assert message.split(": ", 1)[1] == ("x + " * 30)[:117] + "..."
+
+
+def test_long_values_are_shortened():
+    message = refused(lambda x: x * [*range(1000)], UnsupportedOperationError)
+    assert len(message.split("\n")[0]) < 200 and "list [0, 1," in message
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("function", [lambda x: np.asarray(x), lambda x: np.where(x, 1, 2), lambda x: np.array(x)])
+def test_numpy_is_refused_without_a_warning(function):
+    assert "array()" in refused(function, UnsupportedOperationError)
 
 
 def test_dtypes():

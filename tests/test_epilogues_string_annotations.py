@@ -49,6 +49,49 @@ def test_other_names_are_refused():
             return acc + row
 
 
+def test_local_aliases_that_the_body_does_not_mention():
+    R = Row
+
+    with pytest.raises(
+        EpilogueError, match=r"operand bias is annotated 'R', which could not be evaluated \(NameError: .*'R'"
+    ):
+
+        @epilogue
+        def f(acc, bias: R):
+            return acc + bias
+
+
+def test_accumulators_may_have_any_annotation():
+    @epilogue
+    def f(acc: nowhere.Accumulator, bias: Row):  # noqa: F821
+        return acc + bias
+
+    assert f.operands == {"bias": Kind.ROW}
+    with pytest.raises(EpilogueError, match="the first parameter is the accumulator"):
+
+        @epilogue
+        def g(bias: ep.Row):
+            return bias
+
+
+def test_dtypes_by_name():
+    import epilogues as language
+
+    @epilogue
+    def f(acc, row: Row["float16"], column: language.Column["fp32"]):  # noqa: F821, UP037
+        return acc + row + column
+
+    assert [operand.dtype for operand in f.tree.operands] == ["f16", "f32"]
+
+
+def test_modules():
+    class Module(torch.nn.Module):
+        def forward(self, acc, bias: Row, scale: ep.Column):
+            return acc * scale + bias
+
+    assert epilogue(Module()).operands == {"bias": Kind.ROW, "scale": Kind.COLUMN}
+
+
 def test_dtypes_that_operands_cannot_have():
     with pytest.raises(DtypeError, match=r"epilogue f: operand row: .*int8(?s:.)*string_annotations"):
 

@@ -1,5 +1,7 @@
 """From functions to trees: what is accepted, what tree it makes, what is said of the rest."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -67,11 +69,11 @@ SPELLINGS = [
     (lambda x: torch.clamp(x, max=-x), ("clamp", "acc", -INF, ("neg", "acc"))),
     (lambda x: torch.clamp_min(x, 1), ("clamp", "acc", 1.0, INF)),
     (lambda x: F.relu(x), ("relu", "acc")),
-    (lambda x: F.relu(x, inplace=True), ("relu", "acc")),
+    (lambda x: F.relu(x, inplace=False), ("relu", "acc")),
     (lambda x: torch.relu(x), ("relu", "acc")),
     (lambda x: x.relu(), ("relu", "acc")),
     (lambda x: F.leaky_relu(x), ("leaky_relu", "acc", 0.01)),
-    (lambda x: F.leaky_relu(x, 0.2, inplace=True), ("leaky_relu", "acc", 0.2)),
+    (lambda x: F.leaky_relu(x, 0.2, False), ("leaky_relu", "acc", 0.2)),
     (lambda x: ep.leaky_relu(x, negative_slope=0.3), ("leaky_relu", "acc", 0.3)),
     (lambda x: F.gelu(x), ("gelu_erf", "acc")),
     (lambda x: F.gelu(x, approximate="tanh"), ("gelu_tanh", "acc")),
@@ -88,9 +90,27 @@ SPELLINGS = [
     (lambda x: x.to(dtype=torch.float16), ("cast", "acc", "f16")),
     (lambda x: x.half().float(), ("cast", ("cast", "acc", "f16"), "f32")),
     (lambda x: ep.cast(x.bfloat16(), "f32"), ("cast", ("cast", "acc", "bf16"), "f32")),
-    (lambda x: nn.ReLU(inplace=True)(x), ("relu", "acc")),
+    (lambda x: nn.ReLU()(x), ("relu", "acc")),
     (lambda x: nn.GELU("tanh")(x), ("gelu_tanh", "acc")),
     (lambda x: nn.Sequential(nn.SiLU(), nn.LeakyReLU(0.5))(x), ("leaky_relu", ("silu", "acc"), 0.5)),
+    (lambda x: x * Fraction(1, 2), ("mul", "acc", 0.5)),
+    (lambda x: np.int64(3) - x, ("sub", 3.0, "acc")),
+    (lambda x: F.dropout(x, training=False), "acc"),
+    (lambda x: F.dropout(x, 0.3, False), "acc"),
+    (lambda x: torch.dropout(x, 0.3, False), "acc"),
+    (lambda x: torch.dropout(x, p=0.3, train=False), "acc"),
+    (lambda x: nn.Dropout().eval()(x), "acc"),
+    (lambda x: nn.Dropout(0.0)(x), "acc"),
+    (lambda x: nn.Sequential(nn.Dropout2d(), nn.AlphaDropout(), nn.FeatureAlphaDropout()).eval()(x), "acc"),
+    (lambda x: F.alpha_dropout(x), "acc"),
+    (lambda x: F.rrelu(x, 0.25, 0.75), ("leaky_relu", "acc", 0.5)),
+    (lambda x: nn.RReLU(0.25, 0.75).eval()(x), ("leaky_relu", "acc", 0.5)),
+    (lambda x: ep.cast(x, "fp32"), ("cast", "acc", "f32")),
+    (lambda x: ep.cast(x, "float32"), ("cast", "acc", "f32")),
+    (lambda x: ep.cast(x, "fp16"), ("cast", "acc", "f16")),
+    (lambda x: ep.cast(x, "float16"), ("cast", "acc", "f16")),
+    (lambda x: ep.cast(x, "torch.bfloat16"), ("cast", "acc", "bf16")),
+    (lambda x: ep.cast(x, "bfloat16"), ("cast", "acc", "bf16")),
     (lambda x: nn.Tanh()(nn.Sigmoid()(nn.Identity()(x))), ("tanh", ("sigmoid", "acc"))),
 ]
 
@@ -100,14 +120,12 @@ def test_spellings(function, expected):
     assert form(epilogue(function).tree) == expected
 
 
-def test_in_place_operators_rebind():
-    @epilogue
-    def f(acc, bias: Row):
-        acc += bias
-        acc *= 2
-        return acc
-
-    assert form(f.tree) == ("mul", ("add", "acc", "bias"), 2.0)
+@pytest.mark.parametrize("training", [True, False])
+def test_random_functions_compute_what_they_do_in_evaluation(training):
+    x = torch.linspace(-2, 2, 8).reshape(2, 4)
+    for module in (nn.Dropout(0.0 if training else 0.5), nn.RReLU().eval()):
+        module.train(training and isinstance(module, nn.Dropout))
+        assert torch.equal(epilogue(module).reference(x), module(x))
 
 
 def test_operands_are_read_off_the_signature():
@@ -217,6 +235,16 @@ def signatures():
     def annotated_text(acc, bias: "a.b.Rows"): ...  # noqa: F821
     def reserved(acc, weight: Row): ...
     def reserved_too(acc, out_dtype: Row): ...
+    def reserved_b(acc, b: Row): ...
+    def forgotten(bias: Row):
+        return bias
+
+    def forgotten_dtype(bias: Aux[torch.float32], scale: Row):
+        return bias * scale
+
+    def forgotten_text(bias: "Row[torch.int8]"):
+        return bias
+
     def unused(acc, bias: Row, scale: Row):
         return acc + bias
 
@@ -264,6 +292,10 @@ def signatures():
         (annotated_text, "operand bias is annotated 'a.b.Rows'"),
         (reserved, "operand 'weight' has a name that"),
         (reserved_too, "operand 'out_dtype' has a name that"),
+        (reserved_b, r"operand 'b' (?s:.)*rename it, for example to 'bias'; reserved are a, b, .*weight, x"),
+        (forgotten, r"the first parameter is the accumulator, and bias is annotated as an operand \(Row\)"),
+        (forgotten_dtype, r"the first parameter is the accumulator(?s:.)*def forgotten_dtype\(acc, bias: \.\.\.\)"),
+        (forgotten_text, "the first parameter is the accumulator"),
         (unused, "no output depends on operand scale"),
         (unused_but_computed, "no output depends on operand bias"),
         (returns_none, r"returned nothing \(None\); expected a value"),
@@ -291,11 +323,54 @@ def test_functions_that_are_no_epilogue(function, message):
 def test_not_a_function():
     with pytest.raises(EpilogueError, match="expected a function, got int 3"):
         epilogue(3)
+    with pytest.raises(EpilogueError, match=r"got str 'gelu'; did you mean epilogues.builders.activation\('gelu'\)"):
+        epilogue("gelu")
+    with pytest.raises(EpilogueError, match=r"got the class ReLU; make an instance: epilogue\(ReLU\(\.\.\.\)\)"):
+        epilogue(nn.ReLU)
+
+
+@pytest.mark.parametrize(
+    ("function", "wrapped"),
+    [
+        (F.gelu, 'lambda acc: F.gelu(acc), or use epilogues.builders.activation("gelu")'),
+        (torch.relu, 'lambda acc: torch.relu(acc), or use epilogues.builders.activation("relu")'),
+        (F.relu, 'lambda acc: F.relu(acc), or use epilogues.builders.activation("relu")'),
+        (F.leaky_relu, 'lambda acc: F.leaky_relu(acc), or use epilogues.builders.activation("leaky_relu")'),
+        (ep.gelu, 'lambda acc: ep.gelu(acc), or use epilogues.builders.activation("gelu")'),
+        (torch.Tensor.tanh, 'lambda acc: acc.tanh(), or use epilogues.builders.activation("tanh")'),
+        (torch.clamp, "lambda acc: torch.clamp(acc, ...)"),
+        (F.softmax, "lambda acc: F.softmax(acc, ...)"),
+    ],
+)
+def test_functions_to_wrap(function, wrapped):
+    with pytest.raises(EpilogueError) as caught:
+        epilogue(function)
+    assert str(caught.value).endswith(f"\n  instead: wrap it: {wrapped}")
+    assert f"{__file__}:" in str(caught.value)
+
+
+def test_functions_with_defaults_may_be_wrapped():
+    def f(acc, slope=0.5): ...
+
+    with pytest.raises(
+        EpilogueError, match=r"parameter slope has a default(?s:.)*wrap it: lambda acc: f\(acc, \.\.\.\)"
+    ):
+        epilogue(f)
 
 
 def test_dtypes_that_operands_cannot_have():
     with pytest.raises(ep.DtypeError, match=r"torch\.int8"):
         Row[torch.int8]
+    with pytest.raises(ep.DtypeError, match=r"'float8'.*expected one of torch\.float32"):
+        Row["float8"]
+
+
+def test_dtypes_of_operands_by_name():
+    @epilogue
+    def f(acc, r: Row["float16"], c: Column["fp32"], s: Scalar["torch.bfloat16"], t: "ep.Aux['fp16']"):  # noqa: F821
+        return acc + r + c + s + t
+
+    assert [operand.dtype for operand in f.tree.operands] == ["f16", "f32", "bf16", "f16"]
 
 
 def test_values_of_another_epilogue():
@@ -336,6 +411,7 @@ def test_attributes_of_symbols():
         assert not hasattr(acc, "_no_such_thing")
         assert repr(acc) == "Symbol(accumulator)"
         assert {acc: 1}[acc] == 1
+        assert f"{acc}" == str(acc) == repr(acc)
         return acc
 
     epilogue(f)

@@ -128,7 +128,11 @@ def test_the_small_tree_is_what_the_cases_below_think():
         (change(node1={"position": True}), EpilogueError, "node 1: expected position to be of type int"),
         (change(node1={"position": 1}), EpilogueError, r"positions \[1\]; expected each of 0 to 0 once"),
         (change(node1={"name": "a b"}), EpilogueError, "operand is named 'a b'"),
-        (change(node1={"name": "weight"}), EpilogueError, "operand is named 'weight', which is reserved"),
+        (
+            change(node1={"name": "weight"}),
+            EpilogueError,
+            "named 'weight', which is reserved; rename it, for example to 'scale'",
+        ),
         (change(node1={"dtype": "f64"}), DtypeError, "operand bias has dtype 'f64'"),
         (change(node3={"value": "0.0.1"}), EpilogueError, "node 3: expected a number as float.hex writes it"),
         (change(node3={"value": 0.5}), EpilogueError, "node 3: expected value to be of type str, got 0.5"),
@@ -257,3 +261,30 @@ def test_pickled_trees_hash_alike_in_another_process():
     )
     assert child.returncode == 0, child.stderr.decode()
     assert copy.deepcopy(rich.tree) == rich.tree
+
+
+def test_long_chains_are_pickled_and_copied():
+    @epilogue
+    def chain(acc, bias: Row):
+        for i in range(5000):
+            acc = acc * bias + i
+        return acc
+
+    again = pickle.loads(pickle.dumps(chain.tree))
+    assert again == chain.tree and hash(again) == hash(chain.tree)
+    assert [operand.name for operand in again.operands] == ["bias"]
+    assert copy.deepcopy(chain.tree) == copy.copy(chain.tree) == chain.tree
+    assert copy.deepcopy(chain.tree.outputs[0]).value is chain.tree.outputs[0].value
+    assert pickle.loads(pickle.dumps(chain)) == chain
+
+
+def test_trees_that_break_a_rule_are_pickled_too():
+    tree = EpilogueTree((Store("D", Apply("sum", (ACC, BIAS)), "f64"),))
+    assert pickle.loads(pickle.dumps(tree)) == tree
+
+
+def test_trees_hold_short_dtype_names():
+    with pytest.raises(DtypeError, match="cast has dtype 'float16'; expected one of f32, f16, bf16"):
+        validate(EpilogueTree((Store("D", Cast(ACC, "float16")),)))
+    resolved = builders.bias().tree.resolve({"bias": (Kind.ROW, "float16")}, "f16")
+    assert resolved.operands[0].dtype == "f16"

@@ -94,8 +94,10 @@ def test_lazily_negated_tensors() -> None:
 
 
 def test_sparse_matrices_are_refused() -> None:
-    with pytest.raises(ProblemError, match=r"b should be a dense tensor, got one of layout torch\.sparse_csr"):
+    with pytest.raises(ProblemError, match=r"b: expected a dense tensor .*got a tensor of layout torch\.sparse_csr"):
         gemm_ops.matmul(torch.randn(3, 4), torch.eye(4).to_sparse_csr())
+    with pytest.raises(ep.EpilogueError, match="operand bias: expected a dense tensor"):
+        gemm_ops.linear(torch.randn(3, 4), torch.randn(5, 4), "relu", bias=torch.randn(5).to_sparse())
 
 
 def test_halves_of_a_buffer_do_not_overlap() -> None:

@@ -633,8 +633,8 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "string for a scalar": (call(epilogue=unannotated, v="2"), EpilogueError, "an int or a float, got str '2'"),
     "number that is too large": (call(epilogue=unannotated, v=10**400), EpilogueError, "operand v: the integer given"),
     # a list of one number looks like a shape
-    "list for an operand": (call(epilogue="relu", bias=[4]), EpilogueError, "expected a tensor, .* got a list"),
-    "list of numbers": (call(epilogue="relu", bias=[1.0] * 4), EpilogueError, "expected a tensor, .* got a list"),
+    "list for an operand": (call(epilogue="relu", bias=[4]), EpilogueError, "expected a tensor, .* got list"),
+    "list of numbers": (call(epilogue="relu", bias=[1.0] * 4), EpilogueError, "expected a tensor, .* got list"),
     "epilogue a function": (
         call(epilogue=lambda acc: acc),
         TypeError,

@@ -11,34 +11,16 @@ An epilogue is strictly elementwise: output (i, j) depends on accumulator (i, j)
 for i, j, (i, j) or all.  It is traced into an immutable :class:`EpilogueTree`; values are computed in float32
 and rounded at explicit casts and when stored, nowhere else.
 
-Where to look: ``tree`` (the data), ``operations`` (the table), ``tracing`` and ``torch_calls`` (from function
-to tree), ``refusals`` and ``validation`` (what is refused, and how), ``reference`` (what a tree means),
-``operand_shapes`` (how operands spread), ``builders`` (ready-made ones).  Nothing here knows of GEMM kernels.
+Where to look: ``tree`` (the data), ``operations`` (the table), ``functions`` (what users call), ``tracing``,
+``symbol``, ``torch_calls`` and ``torch_signatures`` (from function to tree), ``refusals`` and ``validation``
+(what is refused, and how), ``reference`` (what a tree means), ``operand_shapes`` (how operands spread),
+``builders`` (ready-made ones).  Nothing here knows of GEMM kernels.
 """
 
-from . import builders
+from . import builders, functions
 from .declare import Epilogue, epilogue
 from .errors import BroadcastError, DtypeError, EpilogueError, ReductionError, UnsupportedOperationError
-from .functions import (
-    add,
-    cast,
-    clamp,
-    div,
-    exp,
-    gelu,
-    identity,
-    leaky_relu,
-    maximum,
-    minimum,
-    mul,
-    neg,
-    relu,
-    sigmoid,
-    silu,
-    sub,
-    swish,
-    tanh,
-)
+from .functions import *  # noqa: F403
 from .signature import Aux, Column, Row, Scalar
 from .tree import EpilogueTree, Kind
 
@@ -55,24 +37,7 @@ __all__ = [
     "Row",
     "Scalar",
     "UnsupportedOperationError",
-    "add",
     "builders",
-    "cast",
-    "clamp",
-    "div",
     "epilogue",
-    "exp",
-    "gelu",
-    "identity",
-    "leaky_relu",
-    "maximum",
-    "minimum",
-    "mul",
-    "neg",
-    "relu",
-    "sigmoid",
-    "silu",
-    "sub",
-    "swish",
-    "tanh",
 ]
+__all__ += functions.__all__

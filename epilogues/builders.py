@@ -4,9 +4,9 @@
     >>> y = gemm_ops.linear(x, weight, builders.bias_activation("gelu"), bias=bias)
 
 In the formulas m and n are the row and the column of the output, ``act`` is the activation asked for.  The
-same call gives the same object.  Activations go by name: "identity" (or None), "relu", "leaky_relu",
-"gelu", "gelu_tanh", "silu" (or "swish"), "sigmoid", "tanh", "exp".  Further arguments are those of the
-function of that name, such as ``negative_slope`` of leaky_relu.
+same call gives the same object.  Activations go by name, :data:`ACTIVATIONS` has them all: "identity" (or None),
+"relu", "gelu", "gelu_tanh", "silu" (or "swish"), "quick_gelu", "mish", "elu", "hardswish", "tanh", "square" ...
+Further arguments are those of the function of that name, such as ``negative_slope`` of leaky_relu.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .declare import Epilogue
 from .dtypes import dtype_name
 from .errors import EpilogueError
 from .signature import Aux, Column, Row, Scalar
-from .tracing import Symbol
+from .symbol import Symbol
 from .tree import Cast, EpilogueTree, Store
 
 _ACTIVATIONS: dict[str, Callable[..., Any]] = {
@@ -32,11 +32,14 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "leaky_relu": ep.leaky_relu,
     "gelu": ep.gelu,
     "gelu_tanh": lambda x: ep.gelu(x, approximate="tanh"),
-    "silu": ep.silu,
-    "swish": ep.silu,
-    "sigmoid": ep.sigmoid,
-    "tanh": ep.tanh,
-    "exp": ep.exp,
+}
+_ACTIVATIONS |= {
+    name: getattr(ep, name)
+    for line in (
+        "silu swish quick_gelu mish relu6 hardtanh hardswish hardsigmoid elu selu celu softplus sigmoid logsigmoid",
+        "tanh softsign tanhshrink hardshrink softshrink exp abs square sqrt sin cos erf",
+    )
+    for name in line.split()
 }
 
 #: The names that activations go by.

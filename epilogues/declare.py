@@ -33,7 +33,8 @@ from .errors import EpilogueError
 from .operand_shapes import check_names, is_number, operand_number
 from .reference import evaluate, round_number
 from .source import explain, plain_function, short, user_location
-from .tracing import Symbol, Trace, replay, trace, trace_of
+from .symbol import Symbol
+from .tracing import Trace, replay, trace, trace_of
 from .tree import MAIN_OUTPUT, EpilogueTree, Kind, Operand
 from .validation import validate
 
@@ -106,14 +107,14 @@ class Epilogue:
             check_names(self.tree, named)
         except EpilogueError as error:
             raise EpilogueError(explain(f"epilogue {self.name}: {error}", user_location())) from None
-        start = recorder.lift(acc)
+        start = recorder.value(acc)
         return self._compose(start, {op.name: self._given(recorder, op, named[op.name]) for op in self.tree.operands})
 
     def _given(self, recorder: Trace, operand: Operand, value: Any) -> Symbol:
         """What another epilogue gives for an operand, held to the operand's declaration."""
         if is_number(value) and operand.dtype is not None:
             value = round_number(operand_number(operand, value), operand.dtype, torch.device("cpu")).item()
-        symbol = recorder.lift(value)
+        symbol = recorder.value(value)
         recorder.hand_on(symbol, operand, self.name)
         return symbol
 

@@ -29,16 +29,7 @@ from typing import NoReturn
 
 from .errors import ReductionError, UnsupportedOperationError
 from .source import explain, torch_module, user_location
-
-#: What a user may write, and what is offered when a name is close to one of them.
-SUPPORTED = tuple(
-    word
-    for line in (
-        "identity neg add sub mul div minimum maximum clamp",
-        "relu leaky_relu exp sigmoid tanh silu swish gelu cast",
-    )
-    for word in line.split()
-)
+from .tree import SourceLocation
 
 
 @dataclass(frozen=True)
@@ -151,19 +142,20 @@ _COMMUNICATION_HINTS = {
     "row sum that is known before the GEMM, give it as a Column operand",
 }
 
-_COMPARISON = "comparison and select are not in the operation table yet"
 _CONTROL = "a value is symbolic while the epilogue is traced: it stands for every element at once"
 _NO_TENSOR = "an epilogue is traced once, for any M and N: while it is, there is no tensor"
 _RANDOM = "an epilogue is a function of the accumulator and its operands; random numbers are neither"
-_BITS = "there are only floating point values in an epilogue"
-_USE_CLAMP = "write ep.relu, ep.leaky_relu, ep.clamp, ep.minimum or ep.maximum where they say the same"
-_NO_BRANCH = "write the choice elementwise (ep.maximum, ep.minimum, ep.clamp), or decide outside of the epilogue"
+_BITS = "there are only floating point values and conditions in an epilogue, and on values it has no meaning"
+_USE_CONDITIONS = "combine conditions, such as (x > 0) & (x < 1); to scale by a power of two, multiply"
+_NO_BRANCH = (
+    "write the choice elementwise: torch.where(condition, a, b), torch.maximum(x, y), &, | and ~ for and, or and "
+    "not; or decide outside of the epilogue"
+)
 _NO_SHAPE = "leave shapes to the operand kinds: Row, Column, Scalar, Aux"
 
 #: names -> (why not, what instead), for what is elementwise or no operation on elements at all.
 _EXPLAINED: dict[str, tuple[str, str]] = {
-    "lt le gt ge eq ne less less_equal greater greater_equal not_equal where masked_fill heaviside sign "
-    "isnan isinf isfinite isclose logical_not logical_and logical_or threshold": (_COMPARISON, _USE_CLAMP),
+    "isclose": ("its tolerances make it more than one comparison", "write (x - y).abs() <= atol"),
     "bool": (f"{_CONTROL}, so there is no one truth value to branch on", _NO_BRANCH),
     "int float complex index item tolist numpy array": (
         f"{_CONTROL}, so it is no Python number (math.* functions ask for one)",
@@ -193,22 +185,13 @@ _EXPLAINED: dict[str, tuple[str, str]] = {
         "values are computed in float32 and cast to float32, float16 or bfloat16 only",
         "leave the cast out, or write x.to(torch.float32)",
     ),
-    "and or xor invert lshift rshift": (_BITS, _USE_CLAMP),
-    "pow square": ("powers are not in the operation table yet", "write x * x for a square"),
-    "abs absolute": ("it is not in the operation table yet", "write ep.maximum(x, -x)"),
-    "reciprocal": ("it is not in the operation table", "write 1 / x"),
-    "relu6": ("it is not in the operation table yet", "write ep.clamp(x, 0, 6)"),
-    "hardtanh": ("it is not in the operation table yet", "write ep.clamp(x, min_val, max_val)"),
-    "hardsigmoid": ("it is not in the operation table yet", "write ep.clamp(x / 6 + 0.5, 0, 1)"),
-    "hardswish": ("it is not in the operation table yet", "write x * ep.clamp(x / 6 + 0.5, 0, 1)"),
-    "prelu": ("its slope is a tensor", "write ep.leaky_relu(x, slope) with slope a Row or Scalar operand"),
-    "lerp": ("it is not in the operation table", "write start + weight * (end - start)"),
-    "addcmul": ("it is not in the operation table", "write x + value * a * b"),
-    "addcdiv": ("it is not in the operation table", "write x + value * a / b"),
-    "floordiv mod fmod remainder divmod floor_divide round floor ceil trunc fix frac": (
-        "rounding to integers is not in the operation table yet",
-        "round the GEMM's result",
+    "and or xor invert lshift rshift bitwise_left_shift bitwise_right_shift": (_BITS, _USE_CONDITIONS),
+    "prelu": (
+        "its slope is a tensor that is no operand",
+        "make it one: add a parameter slope: Row (Scalar if it is a single number), and write torch.prelu(x, slope)",
     ),
+    "divmod": ("it gives two values", "write x // y and x % y"),
+    "floor ceil trunc": (f"{_CONTROL}, so it is no Python integer", "write torch.{op}(x)"),
     "type_as zeros_like ones_like full_like empty_like new_zeros new_ones new_full": (
         _NO_TENSOR,
         "write a Python number: it is spread over all elements; for a cast, x.to(torch.bfloat16)",
@@ -221,6 +204,7 @@ _DUNDER = re.compile(r"__(?:r(?=matmul__|pow__|floordiv__|mod__|divmod__|and__|o
 _SPOKEN = {"getitem": "indexing with []", "delitem": "del x[]"}
 _SPOKEN |= {"setattr": "assigning an attribute", "delattr": "deleting an attribute"}
 _OPERATORS = {"matmul": "@", "pow": "**", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "gt": ">"}
+_OPERATORS |= {"lshift": "<<", "rshift": ">>"}
 _OPERATORS |= {"ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^", "invert": "~"}
 #: Augmented assignments, which assign in place: name -> operator.
 _AUGMENTED = {"iadd": "+", "isub": "-", "imul": "*", "itruediv": "/", "ipow": "**", "ifloordiv": "//"}
@@ -238,8 +222,6 @@ _CONVERSIONS = {
     "format",
     "contains",
     "array",
-    "abs",
-    "round",
 }
 
 
@@ -289,22 +271,43 @@ def refuse(spelled: str) -> NoReturn:
     for candidate in _candidates(name):
         if candidate in _EXPLAINED_BY_NAME:
             why, instead = _EXPLAINED_BY_NAME[candidate]
+            if name == "float":
+                instead = _torch_spelling(location) or instead
             raise UnsupportedOperationError(
-                explain(f"{shown} cannot be used in an epilogue", location, why=why, instead=instead)
+                explain(
+                    f"{shown} cannot be used in an epilogue", location, why=why, instead=instead.replace("{op}", name)
+                )
             )
     if name.endswith("_"):
         plain = name.rstrip("_")
-        there = plain in SUPPORTED
+        there = plain in _supported()
         refuse_in_place(shown, f"use the result: x = x.{plain}(...)" if there else "give the new value a name: x = ...")
-    close = difflib.get_close_matches(name, SUPPORTED, n=3, cutoff=0.7)
+    close = difflib.get_close_matches(_candidates(name)[1], _supported(), n=3, cutoff=0.7)
     raise UnsupportedOperationError(
         explain(
             f"{shown} is not an operation of the epilogue language"
             + (f"; did you mean {' or '.join(close)}?" if close else ""),
             location,
-            instead=f"compute it from {', '.join(SUPPORTED)}, or call it on the GEMM's result",
+            instead="compute it from the operations that there are (epilogues.functions.__all__ lists them), or call "
+            "it on the GEMM's result",
         )
     )
+
+
+def _supported() -> list[str]:
+    """What a user may write: names that are offered when one is close to them."""
+    from .functions import __all__ as ours
+    from .torch_signatures import CALLS
+
+    return [*ours, *(name for name in CALLS if name not in ours)]
+
+
+def _torch_spelling(location: SourceLocation | None) -> str:
+    """What to write for the function of Python's module math that the user's line calls."""
+    called = re.search(r"\bmath\.(\w+)\(", location.text) if location else None
+    name = called[1] if called else ""
+    name = {"fabs": "abs"}.get(name, name)
+    return f"write torch.{name}(...) for math.{called[1]}(...)" if called and name in _supported() else ""
 
 
 def refuse_in_place(shown: str, instead: str) -> NoReturn:
@@ -330,8 +333,7 @@ def _refuse_assignment(name: str) -> None:
     operator = _AUGMENTED.get(name)
     if operator is None:
         return
-    supported = operator in ("+", "-", "*", "/")
-    instead = f"write x = x {operator} y" if supported else _EXPLAINED_BY_NAME[name[1:]][1]
+    instead = _EXPLAINED_BY_NAME[name[1:]][1] if operator in ("<<", ">>") else f"write x = x {operator} y"
     refuse_in_place(f"{operator}=", instead)
 
 

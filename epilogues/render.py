@@ -13,6 +13,7 @@ the GEMM's inputs.  Nodes are in topological order, as :attr:`EpilogueTree.nodes
 
 from __future__ import annotations
 
+from .operations import is_condition
 from .tree import Apply, Cast, Constant, EpilogueTree, Node, Operand, SourceLocation
 
 
@@ -35,7 +36,12 @@ def render_text(tree: EpilogueTree) -> str:
 
 
 def value_dtype(node: Node) -> str:
-    """The short dtype name of a node's value: what it was rounded or loaded as; "any" if that is unknown."""
+    """The short dtype name of a node's value: what it was rounded or loaded as; "any" if that is unknown.
+
+    Conditions are "bool", which no operand or output is.
+    """
+    if is_condition(node):
+        return "bool"
     if isinstance(node, Operand):
         return node.dtype or "any"
     return node.dtype if isinstance(node, Cast) else "f32"

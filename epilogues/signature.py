@@ -33,7 +33,7 @@ from .tree import Kind
 
 if TYPE_CHECKING:
     # To a type checker an annotated operand is the symbolic value that the function's body computes with.
-    from .tracing import Symbol as _Base
+    from .symbol import Symbol as _Base
 else:
     _Base = object
 

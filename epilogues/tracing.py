@@ -10,6 +10,8 @@ Contract
 * A :class:`Symbol` stands for one value of one trace.  Operators, ``epilogues`` functions, the methods of a
   tensor and the functions of ``torch`` and ``torch.nn.functional`` of the same name all make nodes; see
   ``torch_calls`` for the list.  Whatever is not elementwise raises there and then, naming the user's line.
+* A condition, such as ``x > 0``, used where a value is wanted is ``where(condition, 1.0, 0.0)``, as PyTorch
+  promotes it; a value is no condition, and an output is never one.
 * Python numbers become constants.  Tensors from outside are refused: an epilogue's inputs are its operands.
 * Values never change: what would write in place, such as ``y *= 2``, is refused.
 * Equal nodes of a trace are one object, so common subexpressions are computed once.
@@ -24,17 +26,17 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from .dtypes import dtype_name, torch_dtype
 from .errors import BroadcastError, DtypeError, EpilogueError, UnsupportedOperationError
 from .operand_shapes import is_number
-from .operations import OPERATIONS
-from .refusals import refuse
+from .operations import ON_CONDITIONS, OPERATIONS, is_condition
 from .signature import Parameter, read_parameters
 from .source import explain, function_location, raised_at, short, shortened, user_location
+from .symbol import Symbol
 from .tree import MAIN_OUTPUT, Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand, Store
 from .validation import validate
 
@@ -67,12 +69,56 @@ class Trace:
         return self._symbol(("operand", position), make)
 
     def apply(self, operation: str, *values: Any) -> Symbol:
-        """The operation of the table on symbols and numbers."""
-        inputs = tuple(self.lift(value).node for value in values)
-        if len(inputs) != OPERATIONS[operation].arity:
-            raise AssertionError(f"{operation} takes {OPERATIONS[operation].arity} inputs, got {len(inputs)}")
+        """The operation of the table on symbols and numbers; conditions become values where it takes values."""
+        row = OPERATIONS[operation]
+        if len(values) != row.arity:
+            raise AssertionError(f"{operation} takes {row.arity} inputs, got {len(values)}")
+        if operation in ON_CONDITIONS and all(_is_condition(value) for value in values):
+            return self._apply_to_conditions(operation, *values)
+        inputs = tuple(
+            (self.condition(value) if position in row.conditions else self.value(value)).node
+            for position, value in enumerate(values)
+        )
         key = (operation, *(id(node) for node in inputs))
         return self._symbol(key, lambda: Apply(operation, inputs, location=user_location()))
+
+    def _apply_to_conditions(self, operation: str, *values: Any) -> Symbol:
+        """Arithmetic that on tensors of dtype bool is logic, or an error."""
+        logic = ON_CONDITIONS[operation]
+        if logic is None:
+            raise DtypeError(
+                explain(
+                    f"{operation} of nothing but conditions",
+                    user_location(),
+                    why="PyTorch has none for tensors of dtype bool",
+                    instead="write ~condition, a ^ b or condition.float()",
+                )
+            )
+        return self.apply(logic, *values)
+
+    def value(self, value: Any) -> Symbol:
+        """The symbol of a value; of a condition 1.0 where it is true and 0.0 where not."""
+        symbol = self.lift(value)
+        return self.apply("where", symbol, 1.0, 0.0) if is_condition(symbol.node) else symbol
+
+    def condition(self, value: Any) -> Symbol:
+        """The symbol of a condition: itself, or what stands for a Python bool.
+
+        Raises:
+            DtypeError: if it is a value.
+        """
+        if isinstance(value, bool):
+            return self.apply("ne", float(value), 0.0)
+        symbol = self.lift(value)
+        if not is_condition(symbol.node):
+            raise DtypeError(
+                explain(
+                    f"expected a condition, such as x > 0, got the value {symbol!r}",
+                    user_location(),
+                    instead="compare it: x > 0, or x != 0 for what is not zero",
+                )
+            )
+        return symbol
 
     def cast(self, value: Any, dtype: torch.dtype | str) -> Symbol:
         """The value rounded to a dtype."""
@@ -80,7 +126,7 @@ class Trace:
             name = dtype_name(dtype)
         except DtypeError as error:
             raise DtypeError(explain(str(error), user_location())) from None
-        node = self.lift(value).node
+        node = self.value(value).node
         return self._symbol(("cast", id(node), name), lambda: Cast(node, name, location=user_location()))
 
     def lift(self, value: Any) -> Symbol:
@@ -179,141 +225,13 @@ class Trace:
         return Symbol(node, self)
 
 
+def _is_condition(value: Any) -> bool:
+    return isinstance(value, Symbol) and is_condition(value.node)
+
+
 def trace_of(values: Iterable[Any]) -> Trace | None:
     """The trace that the first symbol among the values belongs to; None if there is none."""
     return next((value.recorder for value in values if isinstance(value, Symbol)), None)
-
-
-class Symbol:
-    """One value of an epilogue while its function is traced.  Computes like a tensor, elementwise only."""
-
-    __slots__ = ("node", "recorder")
-
-    node: Node
-    recorder: Trace
-
-    def __init__(self, node: Node, recorder: Trace) -> None:
-        object.__setattr__(self, "node", node)
-        object.__setattr__(self, "recorder", recorder)
-
-    def __repr__(self) -> str:
-        node = self.node
-        if isinstance(node, Operand):
-            return f"Symbol({node.name})"
-        if isinstance(node, Constant):
-            return f"Symbol({node.value})"
-        if isinstance(node, Apply):
-            return f"Symbol({node.operation}(...))"
-        return f"Symbol({type(node).__name__.lower()})"
-
-    # arithmetic
-    def __add__(self, other: Any) -> Symbol:
-        return self.recorder.apply("add", self, other)
-
-    def __radd__(self, other: Any) -> Symbol:
-        return self.recorder.apply("add", other, self)
-
-    def __sub__(self, other: Any) -> Symbol:
-        return self.recorder.apply("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Symbol:
-        return self.recorder.apply("sub", other, self)
-
-    def __mul__(self, other: Any) -> Symbol:
-        return self.recorder.apply("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Symbol:
-        return self.recorder.apply("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Symbol:
-        return self.recorder.apply("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Symbol:
-        return self.recorder.apply("div", other, self)
-
-    def __neg__(self) -> Symbol:
-        return self.recorder.apply("neg", self)
-
-    def __pos__(self) -> Symbol:
-        return self
-
-    # the dtype, which is known without any tensor
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the value: that of a cast or an operand of fixed dtype, else float32."""
-        node = self.node
-        if isinstance(node, Cast):
-            return torch_dtype(node.dtype)
-        if isinstance(node, Operand):
-            if node.dtype is None:
-                raise UnsupportedOperationError(
-                    explain(
-                        f"the dtype of operand {node.name} is not known while the epilogue is traced",
-                        user_location(),
-                        instead=f"fix it in the annotation, such as {node.name}: Row[torch.float32]",
-                    )
-                )
-            return torch_dtype(node.dtype)
-        return torch.float32
-
-    # methods of a tensor, and functions of torch: by name
-    def __getattr__(self, name: str) -> Any:
-        from .torch_calls import method
-
-        return method(self, name)
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        from .torch_calls import call
-
-        return call(getattr(func, "__name__", str(func)), args, dict(kwargs or {}))
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """The elementwise functions and operators of numpy, by name, such as ``np.float32(2) * x``."""
-        from .torch_calls import call
-
-        return call(ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}", inputs, kwargs)
-
-    def __format__(self, spec: str) -> str:
-        if spec:
-            refuse("__format__")
-        return repr(self)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        refuse("__setattr__")
-
-    def __delattr__(self, name: str) -> None:
-        refuse("__delattr__")
-
-    # identity, so that symbols may be keys; == on values is refused below
-    __hash__ = object.__hash__
-
-
-def _refused(name: str) -> Callable[..., NoReturn]:
-    def method(self: Symbol, *args: Any, **keywords: Any) -> NoReturn:
-        refuse(name)
-
-    method.__name__ = name
-    return method
-
-
-# What Python may ask of a value and an epilogue has no answer to; the reasons are in the table of refusals.
-_REFUSED = (
-    "bool int float complex index len iter next contains array call",
-    "iadd isub imul itruediv ipow ifloordiv imod imatmul iand ior ixor ilshift irshift",
-    "getitem setitem delitem lt le gt ge eq ne",
-    "matmul rmatmul pow rpow floordiv rfloordiv mod rmod divmod rdivmod abs",
-    "invert and rand or ror xor rxor lshift rlshift rshift rrshift round trunc floor ceil",
-)
-for _line in _REFUSED:
-    for _name in _line.split():
-        setattr(Symbol, f"__{_name}__", _refused(f"__{_name}__"))
 
 
 def trace(function: Callable[..., Any], name: str) -> EpilogueTree:

@@ -11,14 +11,15 @@ takes a tree may rely on :data:`RULES` holding.
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 
 from .dtypes import DTYPES
 from .errors import DtypeError, EpilogueError, UnsupportedOperationError
-from .operations import OPERATIONS
+from .operations import OPERATIONS, is_condition
 from .signature import RESERVED_NAMES, reserved_hint
 from .source import explain
-from .tree import MAIN_OUTPUT, Accumulator, Apply, Cast, EpilogueTree, Operand
+from .tree import MAIN_OUTPUT, Accumulator, Apply, Cast, EpilogueTree, Node, Operand
 
 
 def outputs_are_named(tree: EpilogueTree) -> None:
@@ -46,7 +47,7 @@ def operations_are_known(tree: EpilogueTree) -> None:
                 explain(
                     f"operation {node.operation!r} is not in the operation table",
                     node.location,
-                    instead=f"expected one of {', '.join(OPERATIONS)}",
+                    instead=f"expected {_nearest(node.operation)} of epilogues.operations.OPERATIONS",
                 )
             )
         if len(node.operands) != row.arity:
@@ -56,6 +57,39 @@ def operations_are_known(tree: EpilogueTree) -> None:
                     node.location,
                 )
             )
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name, OPERATIONS, n=3, cutoff=0.7)
+    return f"{' or '.join(close)}, or another" if close else "one"
+
+
+def conditions_are_conditions(tree: EpilogueTree) -> None:
+    """A condition feeds operations that take one there, and is neither stored nor cast; a value is no condition."""
+    for node in tree.nodes:
+        if isinstance(node, Cast) and is_condition(node.value):
+            raise DtypeError(explain(f"a cast of {_shown(node.value)}", node.location, instead=_AS_VALUE))
+        if not isinstance(node, Apply):
+            continue
+        takes = OPERATIONS[node.operation].conditions
+        for position, child in enumerate(node.operands):
+            if is_condition(child) and position not in takes:
+                message = f"input {position} of operation {node.operation} is {_shown(child)}; expected a value"
+                raise DtypeError(explain(message, node.location, instead=_AS_VALUE))
+            if not is_condition(child) and position in takes:
+                message = f"input {position} of operation {node.operation} is a value; expected a condition"
+                raise DtypeError(explain(message, node.location, instead="compare it, such as ne(value, 0.0)"))
+    for store in tree.outputs:
+        if is_condition(store.value):
+            message = f"output {store.name} is {_shown(store.value)}; expected a value"
+            raise DtypeError(explain(message, store.value.location, instead=_AS_VALUE))
+
+
+_AS_VALUE = "make it a value: torch.where(condition, 1.0, 0.0), or condition.float()"
+
+
+def _shown(node: Node) -> str:
+    return f"a condition ({node.operation})" if isinstance(node, Apply) else type(node).__name__
 
 
 def dtypes_are_known(tree: EpilogueTree) -> None:
@@ -107,6 +141,7 @@ def outputs_depend_on_the_accumulator(tree: EpilogueTree) -> None:
 RULES = (
     outputs_are_named,
     operations_are_known,
+    conditions_are_conditions,
     dtypes_are_known,
     operands_are_numbered,
     operands_are_named,

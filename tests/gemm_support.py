@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import epilogues as ep
 from epilogues import Aux, Column, Row, Scalar
-from epilogues.operations import OPERATIONS
-from epilogues.tree import Accumulator, Apply, Constant, EpilogueTree, Kind, Node, Operand, Store
+from epilogues.tree import EpilogueTree
 from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
 from gemm_ops.kernels.spec import KernelSpec
 
@@ -23,21 +22,6 @@ def spec_of(tree: EpilogueTree, family: str = "sm90", element: str = "bf16", arc
     """A kernel of a tree as ``linear`` asks for it: A by rows, B by columns."""
     config = {"sm90": SM90_CONFIGS[0], "sm80": SM80_CONFIGS[0]}[family]
     return KernelSpec(tree, config, element, "row", "column", arch or {"sm90": "90a", "sm80": "80"}[family])
-
-
-def operation_tree(name: str, output: str) -> EpilogueTree:
-    """D = operation(acc, row, 2.5), as many of these as it takes."""
-    inputs = (Accumulator(), Operand("row", Kind.ROW, 0, "bf16"), Constant(2.5))[: OPERATIONS[name].arity]
-    return EpilogueTree((Store("D", Apply(name, inputs), output),))
-
-
-def every_operation_tree(output: str) -> EpilogueTree:
-    """One value that goes through every operation of the table in turn."""
-    row, value = Operand("row", Kind.ROW, 0, "bf16"), Accumulator()
-    node: Node = value
-    for name, operation in OPERATIONS.items():
-        node = Apply(name, (node, row, Constant(2.5))[: operation.arity])
-    return EpilogueTree((Store("D", node, output),))
 
 
 @ep.epilogue

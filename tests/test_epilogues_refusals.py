@@ -121,13 +121,23 @@ COMMUNICATING = [
 ]
 
 UNSUPPORTED = [
-    ("gt (>)", lambda x: x > 0),
-    ("lt (<)", lambda x: x < 0),
-    ("eq (==)", lambda x: x == 0),
-    ("ne (!=)", lambda x: x != 0),
-    ("lt (<)", lambda x: max(x, 0)),
-    ("where", lambda x: torch.where(W > 0, x, x)),
-    ("masked_fill", lambda x: x.masked_fill(W > 0, 0)),
+    ("a branch on a value", lambda x: max(x, 0)),
+    ("a branch on a value", lambda x: x if x > 0 else -x),
+    ("a branch on a value", lambda x: x * (0 < x < 1)),
+    ("a branch on a value", lambda x: x * (not x)),
+    ("a branch on a value", lambda x: x if x == 0 else 1 / x),
+    ("a branch on a value", lambda x: x * (x in [x + 1])),
+    ("a tensor of shape (4, 4)", lambda x: torch.where(W > 0, x, x)),
+    ("a tensor of shape (4, 4)", lambda x: x.masked_fill(W > 0, 0)),
+    ("divmod", lambda x: divmod(x, 2)),
+    ("trunc", lambda x: math.trunc(x)),
+    ("lshift (<<)", lambda x: x << 1),
+    ("or (|)", lambda x: x | (x > 0)),
+    ("prelu", lambda x: nn.PReLU()(x)),
+    ("isclose", lambda x: torch.isclose(x, x + 1)),
+    ("lgamma", lambda x: torch.lgamma(x)),
+    ("special_i0", lambda x: torch.special.i0(x)),
+    ("div: expected rounding_mode", lambda x: torch.div(x, 2, rounding_mode="up")),
     ("a branch on a value", lambda x: x if x else -x),
     ("a branch on a value", lambda x: x and 1),
     ("float()", lambda x: math.exp(x)),
@@ -164,21 +174,8 @@ UNSUPPORTED = [
     ("assigning an attribute", lambda x: setattr(x, "requires_grad", True)),
     ("deleting an attribute", lambda x: delattr(x, "node")),
     ("vmap", lambda x: torch.vmap(lambda y: y * 2)(x)),
-    ("pow (**)", lambda x: x**2),
-    ("pow (**)", lambda x: 2**x),
-    ("pow", lambda x: torch.pow(x, 2)),
-    ("floordiv (//)", lambda x: x // 2),
-    ("mod (%)", lambda x: 2 % x),
-    ("floor_divide", lambda x: torch.div(x, 2, rounding_mode="floor")),
-    ("abs()", lambda x: abs(x)),
-    ("abs", lambda x: x.abs()),
     ("invert (~)", lambda x: ~x),
     ("and (&)", lambda x: x & x),
-    ("round()", lambda x: round(x)),
-    ("sqrt", lambda x: torch.sqrt(x)),
-    ("softplus", lambda x: F.softplus(x)),
-    ("hardtanh", lambda x: nn.Hardtanh()(x)),
-    ("elu", lambda x: F.elu(x)),
     ("double", lambda x: x.double()),
     ("detach", lambda x: x.detach()),
     ("no_such_method", lambda x: x.no_such_method()),
@@ -206,14 +203,14 @@ IN_PLACE = [
     ("-=", "x = x - y", lambda x: operator.isub(x, 1)),
     ("*=", "x = x * y", lambda x: operator.imul(x, 2)),
     ("/=", "x = x / y", lambda x: operator.itruediv(x, x)),
-    ("**=", "x * x", lambda x: operator.ipow(x, 2)),
-    ("//=", "round the GEMM's result", lambda x: operator.ifloordiv(x, 2)),
-    ("%=", "round", lambda x: operator.imod(x, 2)),
-    ("&=", "ep.clamp", lambda x: operator.iand(x, x)),
-    ("|=", "ep.clamp", lambda x: operator.ior(x, x)),
-    ("^=", "ep.clamp", lambda x: operator.ixor(x, x)),
-    ("<<=", "ep.clamp", lambda x: operator.ilshift(x, 1)),
-    (">>=", "ep.clamp", lambda x: operator.irshift(x, 1)),
+    ("**=", "x = x ** y", lambda x: operator.ipow(x, 2)),
+    ("//=", "x = x // y", lambda x: operator.ifloordiv(x, 2)),
+    ("%=", "x = x % y", lambda x: operator.imod(x, 2)),
+    ("&=", "x = x & y", lambda x: operator.iand(x, x)),
+    ("|=", "x = x | y", lambda x: operator.ior(x, x)),
+    ("^=", "x = x ^ y", lambda x: operator.ixor(x, x)),
+    ("<<=", "multiply", lambda x: operator.ilshift(x, 1)),
+    (">>=", "multiply", lambda x: operator.irshift(x, 1)),
     ("add_", "x = x.add(...)", lambda x: x.add_(1)),
     ("add_", "x = x.add(...)", lambda x: operator.iadd(W, x)),
     ("relu_", "x = x.relu(...)", lambda x: F.relu_(x)),
@@ -343,9 +340,9 @@ def test_dtypes():
 @pytest.mark.parametrize(
     ("function", "offered"),
     [
-        (lambda x: F.elu(x), "; did you mean relu or gelu?"),
-        (lambda x: F.logsigmoid(x), "; did you mean sigmoid?"),
-        (lambda x: F.softplus(x), "language"),
+        (lambda x: torch.lgamma(x), "language"),
+        (lambda x: torch.special.erfcx(x), "; did you mean erfc or erf?"),
+        (lambda x: x.hard_sigmoid(), "; did you mean hardsigmoid or sigmoid?"),
     ],
 )
 def test_close_names_are_offered(function, offered):
@@ -371,3 +368,21 @@ def test_operand_is_refused_too():
         @epilogue
         def f(acc, scale: ep.Row):
             return acc * scale.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "instead"),
+    [
+        (lambda x: math.exp(x), "write torch.exp(...) for math.exp(...)"),
+        (lambda x: 2 * math.fabs(x), "write torch.abs(...) for math.fabs(...)"),
+        (lambda x: math.pow(x, 2), "write torch.pow(...) for math.pow(...)"),
+        (lambda x: math.floor(x), "write torch.floor(x)"),
+        (lambda x: math.ceil(x), "write torch.ceil(x)"),
+        (lambda x: math.gamma(x), "use ep.* or torch.* functions in place of math.* or numpy functions"),
+        (lambda x: x if x > 0 else 0, "write the choice elementwise: torch.where(condition, a, b)"),
+        (lambda x: nn.PReLU()(x), "add a parameter slope: Row"),
+        (lambda x: x & 1, "combine conditions, such as (x > 0) & (x < 1)"),
+    ],
+)
+def test_the_way_out(function, instead):
+    assert instead in refused(function, UnsupportedOperationError).split("\n  instead: ")[1]

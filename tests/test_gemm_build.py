@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gemm_support import operation_tree, spec_of
+from gemm_support import spec_of
+from operation_support import row_tree
 
 import gemm_ops
 from gemm_ops.build import cache, compiler, toolchain
@@ -29,9 +30,9 @@ from gemm_ops.build.toolchain import cutlass_include, find_toolchain
 from gemm_ops.errors import BuildError, ToolchainError
 from gemm_ops.runtime import library
 
-SPEC = spec_of(operation_tree("relu", "bf16"), "sm80")
-OTHER = spec_of(operation_tree("exp", "bf16"), "sm80")
-THIRD = spec_of(operation_tree("tanh", "f32"), "sm80")
+SPEC = spec_of(row_tree("relu", "bf16"), "sm80")
+OTHER = spec_of(row_tree("exp", "bf16"), "sm80")
+THIRD = spec_of(row_tree("tanh", "f32"), "sm80")
 
 # What a script does as nvcc.  $out is the -o path, $source the source; every run is a line in $runs.
 _HEAD = """#!/bin/sh

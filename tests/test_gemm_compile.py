@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gemm_support import every_kind, every_operation_tree, resolved, spec_of
+from gemm_support import every_kind, resolved, spec_of
+from operation_support import every_row_tree
 
 import epilogues as ep
 from gemm_ops.build import cache
@@ -29,7 +30,7 @@ from gemm_ops.runtime.abi import GemmArguments
 SPECS = {
     "sm90": spec_of(resolved(every_kind, "bf16", {"offset": "f32", "alpha": "f32"}), "sm90", "bf16"),
     "sm80": spec_of(resolved(ep.builders.SUITE["train_gelu"](), "f16"), "sm80", "f16", "80"),
-    "sm80_every_operation": spec_of(every_operation_tree("f32"), "sm80", "bf16", "90"),
+    "sm80_every_operation": spec_of(every_row_tree("f32"), "sm80", "bf16", "90"),
 }
 FUNCTIONS = ("gemm_workspace_size", "gemm_run", "gemm_status_text", "gemm_cuda_error_text")
 

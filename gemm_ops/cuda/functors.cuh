@@ -5,7 +5,9 @@
 // 2^-22 vanishes in a 16-bit rounding.  Where fast has no faster way it is the exact one.  A generated functor
 // calls the functions of one of the two namespaces.
 //
-// NaN goes through everything, as in PyTorch: minimum, maximum, relu and clamp use the .NaN forms.
+// NaN and infinity come out as from PyTorch: minimum, maximum, relu and clamp use the .NaN forms.  Comparisons give bool,
+// which where and the logical functions take.  tests/test_gemm_functors.py runs both variants on the host against the
+// table's reference.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,11 +31,21 @@ EP_DEVICE float ex2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" 
 EP_DEVICE float rcp_approx(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 EP_DEVICE float min_nan(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 EP_DEVICE float max_nan(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
+EP_DEVICE float sqrt_approx(float x) { float y; asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+EP_DEVICE float rsqrt_approx(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kSqrtHalf = 0.7071067811865476f;
 constexpr float kGeluBeta = 1.5957691216057308f;    // 2 sqrt(2/pi)
 constexpr float kGeluCubic = 0.044715f;
+constexpr float kSeluAlpha = 1.6732632423543772f;
+constexpr float kSeluScale = 1.0507009873554805f;
+constexpr float kQuickGelu = 1.702f;
+constexpr float kSixth = 1.0f / 6.0f;
+
+// log(1 + exp(-|d|)) and its base-2 sibling, what the larger of two logarithms is short of their sum
+EP_DEVICE float log_rest(float d) { return ::log1pf(::expf(-fabsf(d))); }
+EP_DEVICE float log2_rest(float d) { return ::log1pf(::exp2f(-fabsf(d))) * kLog2E; }
 
 // 2u of the tanh GELU, with gelu(x) = x * sigmoid(2u)
 EP_DEVICE float gelu_argument(float x) { return kGeluBeta * x * fmaf(kGeluCubic * x, x, 1.0f); }
@@ -58,20 +70,103 @@ EP_DEVICE float silu(float x) { return __fdiv_rn(x, 1.0f + ::expf(-x)); }
 // 1 + erf(z) as erfc(-z): no cancellation where x is very negative
 EP_DEVICE float gelu_erf(float x) { return 0.5f * x * ::erfcf(-x * detail::kSqrtHalf); }
 EP_DEVICE float gelu_tanh(float x) { return __fdiv_rn(x, 1.0f + ::expf(-detail::gelu_argument(x))); }
+
+EP_DEVICE float abs(float x) { return fabsf(x); }
+EP_DEVICE float sign(float x) { return static_cast<float>((x > 0.0f) - (x < 0.0f)); }  // of NaN: 0
+EP_DEVICE float floor(float x) { return ::floorf(x); }
+EP_DEVICE float ceil(float x) { return ::ceilf(x); }
+EP_DEVICE float round(float x) { return ::rintf(x); }  // half to even
+EP_DEVICE float trunc(float x) { return ::truncf(x); }
+EP_DEVICE float reciprocal(float x) { return __fdiv_rn(1.0f, x); }
+EP_DEVICE float square(float x) { return x * x; }
+EP_DEVICE float sqrt(float x) { return __fsqrt_rn(x); }
+EP_DEVICE float rsqrt(float x) { return __frsqrt_rn(x); }
+EP_DEVICE float exp2(float x) { return ::exp2f(x); }
+EP_DEVICE float expm1(float x) { return ::expm1f(x); }
+EP_DEVICE float log(float x) { return ::logf(x); }
+EP_DEVICE float log2(float x) { return ::log2f(x); }
+EP_DEVICE float log10(float x) { return ::log10f(x); }
+EP_DEVICE float log1p(float x) { return ::log1pf(x); }
+EP_DEVICE float sin(float x) { return ::sinf(x); }
+EP_DEVICE float cos(float x) { return ::cosf(x); }
+EP_DEVICE float tan(float x) { return ::tanf(x); }
+EP_DEVICE float asin(float x) { return ::asinf(x); }
+EP_DEVICE float acos(float x) { return ::acosf(x); }
+EP_DEVICE float atan(float x) { return ::atanf(x); }
+EP_DEVICE float sinh(float x) { return ::sinhf(x); }
+EP_DEVICE float cosh(float x) { return ::coshf(x); }
+EP_DEVICE float asinh(float x) { return ::asinhf(x); }
+EP_DEVICE float acosh(float x) { return ::acoshf(x); }
+EP_DEVICE float atanh(float x) { return ::atanhf(x); }
+EP_DEVICE float erf(float x) { return ::erff(x); }
+EP_DEVICE float erfc(float x) { return ::erfcf(x); }
+
+EP_DEVICE float softplus(float x, float beta, float threshold) {
+  float const scaled = x * beta;
+  return scaled > threshold ? x : __fdiv_rn(::log1pf(::expf(scaled)), beta);
+}
+EP_DEVICE float mish(float x) { return x * ::tanhf(::log1pf(::expf(x))); }
+EP_DEVICE float hardsigmoid(float x) { return clamp(x + 3.0f, 0.0f, 6.0f) * detail::kSixth; }
+EP_DEVICE float hardswish(float x) { return x * clamp(x + 3.0f, 0.0f, 6.0f) * detail::kSixth; }
+EP_DEVICE float elu(float x, float alpha) { return x <= 0.0f ? ::expm1f(x) * alpha : x; }
+EP_DEVICE float selu(float x) { return detail::kSeluScale * elu(x, detail::kSeluAlpha); }
+EP_DEVICE float celu(float x, float alpha) { return x <= 0.0f ? ::expm1f(__fdiv_rn(x, alpha)) * alpha : x; }
+EP_DEVICE float quick_gelu(float x) { return x * sigmoid(detail::kQuickGelu * x); }
+EP_DEVICE float logsigmoid(float x) { return detail::min_nan(x, 0.0f) - detail::log_rest(x); }
+EP_DEVICE float softsign(float x) { return __fdiv_rn(x, 1.0f + fabsf(x)); }
+EP_DEVICE float tanhshrink(float x) { return x - ::tanhf(x); }
+EP_DEVICE float hardshrink(float x, float bound) { return x >= -bound && x <= bound ? 0.0f : x; }
+// x - x is 0, and NaN for NaN
+EP_DEVICE float softshrink(float x, float bound) { return x > bound ? x - bound : x < -bound ? x + bound : x - x; }
+EP_DEVICE float threshold(float x, float bound, float value) { return x <= bound ? value : x; }
+
+EP_DEVICE float pow(float a, float b) { return ::powf(a, b); }
+EP_DEVICE float fmod(float a, float b) { return ::fmodf(a, b); }
+// the sign is the divisor's, as in Python
+EP_DEVICE float remainder(float a, float b) {
+  float const rest = ::fmodf(a, b);
+  return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? rest + b : rest;
+}
+EP_DEVICE float atan2(float a, float b) { return ::atan2f(a, b); }
+EP_DEVICE float hypot(float a, float b) { return ::hypotf(a, b); }
+// a == b covers two equal infinities, whose difference is NaN
+EP_DEVICE float logaddexp(float a, float b) {
+  return fabsf(a) == __uint_as_float(0x7f800000u) && a == b ? a : detail::max_nan(a, b) + detail::log_rest(a - b);
+}
+EP_DEVICE float logaddexp2(float a, float b) {
+  return fabsf(a) == __uint_as_float(0x7f800000u) && a == b ? a : detail::max_nan(a, b) + detail::log2_rest(a - b);
+}
+EP_DEVICE float copysign(float a, float b) { return ::copysignf(a, b); }
+EP_DEVICE float fmin(float a, float b) { return ::fminf(a, b); }
+EP_DEVICE float fmax(float a, float b) { return ::fmaxf(a, b); }
+EP_DEVICE float xlogy(float a, float b) { return a == 0.0f && !(b != b) ? 0.0f : a * ::logf(b); }
+
+// from the nearer end, as PyTorch has it
+EP_DEVICE float lerp(float a, float b, float weight) {
+  float const distance = b - a;
+  return fabsf(weight) < 0.5f ? a + weight * distance : b - distance * (1.0f - weight);
+}
+EP_DEVICE float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+EP_DEVICE float where(bool condition, float a, float b) { return condition ? a : b; }
+
+EP_DEVICE bool gt(float a, float b) { return a > b; }
+EP_DEVICE bool ge(float a, float b) { return a >= b; }
+EP_DEVICE bool lt(float a, float b) { return a < b; }
+EP_DEVICE bool le(float a, float b) { return a <= b; }
+EP_DEVICE bool eq(float a, float b) { return a == b; }
+EP_DEVICE bool ne(float a, float b) { return a != b; }
+EP_DEVICE bool isnan(float x) { return x != x; }
+EP_DEVICE bool isinf(float x) { return fabsf(x) == __uint_as_float(0x7f800000u); }
+EP_DEVICE bool isfinite(float x) { return fabsf(x) < __uint_as_float(0x7f800000u); }
+EP_DEVICE bool logical_and(bool a, bool b) { return a && b; }
+EP_DEVICE bool logical_or(bool a, bool b) { return a || b; }
+EP_DEVICE bool logical_xor(bool a, bool b) { return a != b; }
+EP_DEVICE bool logical_not(bool a) { return !a; }
 }  // namespace exact
 
+// Everything is as in exact, but for what is declared here and hides it.
 namespace fast {
-using exact::identity;
-using exact::neg;
-using exact::add;
-using exact::sub;
-using exact::mul;
-using exact::div;
-using exact::minimum;
-using exact::maximum;
-using exact::clamp;
-using exact::relu;
-using exact::leaky_relu;
+using namespace exact;
 EP_DEVICE float exp(float x) { return detail::ex2_approx(x * detail::kLog2E); }
 EP_DEVICE float sigmoid(float x) { return detail::rcp_approx(1.0f + detail::ex2_approx(-x * detail::kLog2E)); }
 // sign-symmetric: the argument of exp is never positive, so that nothing overflows.  1 - e has an absolute error of
@@ -89,6 +184,18 @@ EP_DEVICE float gelu_tanh(float x) {
   float exponent = x * fmaf(linear * detail::kGeluCubic, x * x, linear);
   return x * detail::rcp_approx(1.0f + detail::ex2_approx(exponent));
 }
+EP_DEVICE float reciprocal(float x) { return detail::rcp_approx(x); }
+EP_DEVICE float sqrt(float x) { return detail::sqrt_approx(x); }
+EP_DEVICE float rsqrt(float x) { return detail::rsqrt_approx(x); }
+EP_DEVICE float exp2(float x) { return detail::ex2_approx(x); }
+// tanh(log(1 + e)) = n / (n + 2) with n = e (e + 2); beyond 20 it is 1, where n would overflow
+EP_DEVICE float mish(float x) {
+  float const e = detail::ex2_approx(detail::kLog2E * x);
+  float const n = e * (e + 2.0f);
+  return x > 20.0f ? x : x * n * detail::rcp_approx(n + 2.0f);
+}
+EP_DEVICE float quick_gelu(float x) { return x * sigmoid(detail::kQuickGelu * x); }
+EP_DEVICE float softsign(float x) { return x * detail::rcp_approx(1.0f + fabsf(x)); }
 }  // namespace fast
 
 }  // namespace ep

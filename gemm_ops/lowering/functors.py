@@ -54,7 +54,8 @@ def functor_source(stage: Stage, name: str, variant: str) -> str:
     lines: list[str] = []
     for node in stage.body:
         names[id(node)] = f"v{len(lines)}"
-        lines.append(f"    float const v{len(lines)} = {_expression(node, names)};")
+        # auto: comparisons give bool
+        lines.append(f"    auto const v{len(lines)} = {_expression(node, names)};")
     leaves = [names[id(leaf)] for leaf in stage.leaves]
     return _TEMPLATE.format(
         comment=f"output {stage.index}, stored as {stage.output.dtype}",

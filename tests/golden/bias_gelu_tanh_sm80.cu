@@ -56,8 +56,8 @@ template <class T> struct Functor0;
 template <> struct Functor0<float> {
   CUTLASS_DEVICE static float apply(float leaf0, float leaf1) {
     namespace fn = ep::fast;
-    float const v0 = fn::add(leaf0, leaf1);
-    float const v1 = fn::gelu_tanh(v0);
+    auto const v0 = fn::add(leaf0, leaf1);
+    auto const v1 = fn::gelu_tanh(v0);
     return v1;
   }
 };

@@ -56,20 +56,20 @@ template <class T> struct Functor0;
 template <> struct Functor0<float> {
   CUTLASS_DEVICE static float apply(float leaf0, float leaf1) {
     namespace fn = ep::fast;
-    float const v0 = ep::cast_bf16(leaf0);
-    float const v1 = fn::add(v0, leaf1);
-    float const v2 = ep::constant(0x3dcccccdu);
-    float const v3 = fn::mul(v1, v2);
-    float const v4 = ep::cast_f16(v3);
-    float const v5 = ep::constant(0xff800000u);
-    float const v6 = fn::maximum(v4, v5);
-    float const v7 = ep::constant(0x7fc00000u);
-    float const v8 = fn::minimum(v6, v7);
-    float const v9 = ep::constant(0x80000000u);
-    float const v10 = ep::constant(0x7f800000u);
-    float const v11 = fn::clamp(v8, v9, v10);
-    float const v12 = ep::constant(0x40400000u);
-    float const v13 = fn::mul(v11, v12);
+    auto const v0 = ep::cast_bf16(leaf0);
+    auto const v1 = fn::add(v0, leaf1);
+    auto const v2 = ep::constant(0x3dcccccdu);
+    auto const v3 = fn::mul(v1, v2);
+    auto const v4 = ep::cast_f16(v3);
+    auto const v5 = ep::constant(0xff800000u);
+    auto const v6 = fn::maximum(v4, v5);
+    auto const v7 = ep::constant(0x7fc00000u);
+    auto const v8 = fn::minimum(v6, v7);
+    auto const v9 = ep::constant(0x80000000u);
+    auto const v10 = ep::constant(0x7f800000u);
+    auto const v11 = fn::clamp(v8, v9, v10);
+    auto const v12 = ep::constant(0x40400000u);
+    auto const v13 = fn::mul(v11, v12);
     return v13;
   }
 };

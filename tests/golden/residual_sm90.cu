@@ -56,10 +56,10 @@ template <class T> struct Functor0;
 template <> struct Functor0<float> {
   CUTLASS_DEVICE static float apply(float leaf0, float leaf1, float leaf2, float leaf3, float leaf4) {
     namespace fn = ep::fast;
-    float const v0 = fn::mul(leaf0, leaf1);
-    float const v1 = fn::add(v0, leaf2);
-    float const v2 = fn::mul(v1, leaf3);
-    float const v3 = fn::add(v2, leaf4);
+    auto const v0 = fn::mul(leaf0, leaf1);
+    auto const v1 = fn::add(v0, leaf2);
+    auto const v2 = fn::mul(v1, leaf3);
+    auto const v3 = fn::add(v2, leaf4);
     return v3;
   }
 };

@@ -56,8 +56,8 @@ template <class T> struct Functor1;
 template <> struct Functor1<float> {
   CUTLASS_DEVICE static float apply(float leaf0, float leaf1) {
     namespace fn = ep::exact;
-    float const v0 = fn::add(leaf0, leaf1);
-    float const v1 = ep::cast_f32(v0);
+    auto const v0 = fn::add(leaf0, leaf1);
+    auto const v1 = ep::cast_f32(v0);
     return v1;
   }
 };
@@ -79,9 +79,9 @@ template <class T> struct Functor2;
 template <> struct Functor2<float> {
   CUTLASS_DEVICE static float apply(float leaf0, float leaf1) {
     namespace fn = ep::exact;
-    float const v0 = fn::mul(leaf0, leaf1);
-    float const v1 = fn::silu(v0);
-    float const v2 = ep::cast_f16(v1);
+    auto const v0 = fn::mul(leaf0, leaf1);
+    auto const v1 = fn::silu(v0);
+    auto const v2 = ep::cast_f16(v1);
     return v2;
   }
 };
@@ -103,8 +103,8 @@ template <class T> struct Functor0;
 template <> struct Functor0<float> {
   CUTLASS_DEVICE static float apply(float leaf0, float leaf1) {
     namespace fn = ep::exact;
-    float const v0 = fn::add(leaf0, leaf1);
-    float const v1 = fn::relu(v0);
+    auto const v0 = fn::add(leaf0, leaf1);
+    auto const v1 = fn::relu(v0);
     return v1;
   }
 };

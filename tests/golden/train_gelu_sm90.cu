@@ -56,7 +56,7 @@ template <class T> struct Functor1;
 template <> struct Functor1<float> {
   CUTLASS_DEVICE static float apply(float leaf0, float leaf1) {
     namespace fn = ep::fast;
-    float const v0 = fn::add(leaf0, leaf1);
+    auto const v0 = fn::add(leaf0, leaf1);
     return v0;
   }
 };
@@ -78,7 +78,7 @@ template <class T> struct Functor0;
 template <> struct Functor0<float> {
   CUTLASS_DEVICE static float apply(float leaf0) {
     namespace fn = ep::fast;
-    float const v0 = fn::gelu_tanh(leaf0);
+    auto const v0 = fn::gelu_tanh(leaf0);
     return v0;
   }
 };

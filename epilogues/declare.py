@@ -48,8 +48,7 @@ class Epilogue:
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
         chosen = name or str(getattr(function, "__name__", type(function).__name__))
         is_module = isinstance(function, torch.nn.Module)
-        # a module may change after this; then composing goes by the tree
-        self._set(trace(function, chosen), chosen, None if is_module else function)
+        self._set(trace(function, chosen), chosen)
         self.__qualname__ = chosen
         # the attributes of a function, not the state of an object that can be called
         updated = ("__dict__",) if inspect.isfunction(function) else ()
@@ -65,14 +64,13 @@ class Epilogue:
         """
         validate(tree)
         made = cls.__new__(cls)
-        made._set(tree, name, None)
+        made._set(tree, name)
         made.__name__ = made.__qualname__ = name
         return made
 
-    def _set(self, tree: EpilogueTree, name: str, function: Callable[..., Any] | None) -> None:
+    def _set(self, tree: EpilogueTree, name: str) -> None:
         self._tree = tree
         self._name = name
-        self._function = function
 
     @property
     def tree(self) -> EpilogueTree:
@@ -119,8 +117,7 @@ class Epilogue:
         return symbol
 
     def _compose(self, acc: Symbol, values: dict[str, Symbol]) -> Any:
-        if self._function is not None:
-            return self._function(acc, **values)
+        # the tree and not the function: what that closes over, or the object it is a method of, may have changed
         outputs = replay(self.tree, acc, values)
         return outputs if len(outputs) > 1 else outputs[MAIN_OUTPUT]
 

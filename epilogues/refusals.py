@@ -173,7 +173,11 @@ _EXPLAINED: dict[str, tuple[str, str]] = {
         _NO_TENSOR,
         "place operands on the GEMM's device before the call",
     ),
-    "detach clone contiguous": ("values have no storage and no gradient of their own", "leave it out"),
+    "detach": (
+        "an epilogue is differentiated as what it computes, so that nothing can be held back from the gradient",
+        "leave it out if the gradient may go through, else compute that part outside and pass it as an operand",
+    ),
+    "clone contiguous": ("values have no storage of their own", "leave it out"),
     "dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d rand rand_like randn "
     "randn_like randint randint_like bernoulli normal uniform multinomial poisson rrelu exponential "
     "native_dropout": (

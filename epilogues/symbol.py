@@ -158,7 +158,11 @@ class Symbol:
     # the dtype, which is known without any tensor
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the value: that of a cast or an operand of fixed dtype, else float32; bool of conditions."""
+        """The dtype of a condition (bool), of a cast, or of an operand whose dtype is fixed; others have none.
+
+        Not float32, in which they are computed: ``z.to(z.dtype)`` at the end of a function would make every output
+        float32, and ``torch.finfo(z.dtype).max`` overflow where the output has 16 bits.
+        """
         node = self.node
         if is_condition(node):
             return torch.bool
@@ -174,7 +178,14 @@ class Symbol:
                     )
                 )
             return torch_dtype(node.dtype)
-        return torch.float32
+        raise UnsupportedOperationError(
+            explain(
+                "the dtype of a computed value",
+                user_location(),
+                why="values are computed in float32 and rounded where they are stored, in the dtype of the matrices",
+                instead="leave out a cast back to it, or name a dtype: x.to(torch.bfloat16)",
+            )
+        )
 
     # methods of a tensor, and functions of torch: by name
     def __getattr__(self, name: str) -> Any:

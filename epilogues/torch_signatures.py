@@ -151,6 +151,16 @@ def _logit(input: Any, eps: Any = None) -> Any:
 
 @_names("nan_to_num")
 def _nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    if posinf is None or neginf is None:
+        raise UnsupportedOperationError(
+            explain(
+                "nan_to_num without posinf and neginf",
+                user_location(),
+                why="PyTorch takes the largest value of the tensor's dtype, and a value of an epilogue has none: "
+                "float32's would be infinite again where the output has 16 bits",
+                instead="give them: nan_to_num(x, posinf=65504.0, neginf=-65504.0)",
+            )
+        )
     return ep.nan_to_num(input, nan, posinf, neginf)
 
 
@@ -311,8 +321,10 @@ _names("invert", "bitwise_not")(lambda input: _bitwise("__invert__", ep.logical_
 
 @_names("to", "type")
 def _to(input: Any, dtype: Any) -> Any:
-    if dtype == torch.bool and isinstance(dtype, torch.dtype):
+    if isinstance(dtype, torch.dtype) and dtype == torch.bool:
         return _bool(input)
+    if isinstance(dtype, Symbol):
+        refuse("type_as")
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedOperationError(
             explain(

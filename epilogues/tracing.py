@@ -37,7 +37,19 @@ from .operations import ON_CONDITIONS, OPERATIONS, is_condition
 from .signature import Parameter, read_parameters
 from .source import explain, function_location, raised_at, short, shortened, user_location
 from .symbol import Symbol
-from .tree import MAIN_OUTPUT, Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand, Store
+from .tree import (
+    MAIN_OUTPUT,
+    Accumulator,
+    Apply,
+    Cast,
+    Constant,
+    EpilogueTree,
+    Kind,
+    Node,
+    Operand,
+    SourceLocation,
+    Store,
+)
 from .validation import validate
 
 
@@ -56,6 +68,9 @@ class Trace:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._with_gradients = torch.is_grad_enabled()
+        #: where the nodes now made come from, if not from the line that is running
+        self.location: SourceLocation | None = None
         self._nodes: dict[tuple[object, ...], Node] = {}
         self._declarations: dict[int, _Declaration] = {}  # by position, of operands handed on as they are
 
@@ -80,7 +95,7 @@ class Trace:
             for position, value in enumerate(values)
         )
         key = (operation, *(id(node) for node in inputs))
-        return self._symbol(key, lambda: Apply(operation, inputs, location=user_location()))
+        return self._symbol(key, lambda: Apply(operation, inputs, location=self._location()))
 
     def _apply_to_conditions(self, operation: str, *values: Any) -> Symbol:
         """Arithmetic that on tensors of dtype bool is logic, or an error."""
@@ -127,7 +142,7 @@ class Trace:
         except DtypeError as error:
             raise DtypeError(explain(str(error), user_location())) from None
         node = self.value(value).node
-        return self._symbol(("cast", id(node), name), lambda: Cast(node, name, location=user_location()))
+        return self._symbol(("cast", id(node), name), lambda: Cast(node, name, location=self._location()))
 
     def lift(self, value: Any) -> Symbol:
         """The symbol of a value: itself, or the constant that a Python number stands for."""
@@ -166,7 +181,7 @@ class Trace:
             number = float(value)
         except OverflowError:
             raise EpilogueError(explain("an integer too large for a float", user_location())) from None
-        return self._symbol(("constant", number.hex()), lambda: Constant(number, location=user_location()))
+        return self._symbol(("constant", number.hex()), lambda: Constant(number, location=self._location()))
 
     def hand_on(self, value: Symbol, declared: Operand, inner: str) -> None:
         """Holds an operand that is given to another epilogue as it is to what that one declares.
@@ -218,7 +233,19 @@ class Trace:
                 change[id(operand)] = replace(operand, kind=known.kind, dtype=known.dtype)
         return tree.map_nodes(change)
 
+    def _location(self) -> SourceLocation | None:
+        return self.location or user_location()
+
     def _symbol(self, key: tuple[object, ...], make: Callable[[], Node]) -> Symbol:
+        if self._with_gradients and not torch.is_grad_enabled():
+            raise UnsupportedOperationError(
+                explain(
+                    "a computation without gradients (torch.no_grad, or inside a torch.autograd.Function)",
+                    user_location(),
+                    why="an epilogue is differentiated as what it computes, so its gradient would be another one",
+                    instead="write the operations themselves, or compute that part outside and pass it as an operand",
+                )
+            )
         node = self._nodes.get(key)
         if node is None:
             node = self._nodes[key] = make()
@@ -329,7 +356,9 @@ def replay(tree: EpilogueTree, acc: Symbol, operands: Mapping[str, Symbol]) -> d
     """What a tree computes, from a symbol for its accumulator and one for each of its operands."""
     recorder = acc.recorder
     done: dict[int, Symbol] = {}
+    before = recorder.location
     for node in tree.nodes:
+        recorder.location = node.location or before  # errors and reports name the line of the inner epilogue
         if isinstance(node, Accumulator):
             value = acc
         elif isinstance(node, Operand):
@@ -342,4 +371,5 @@ def replay(tree: EpilogueTree, acc: Symbol, operands: Mapping[str, Symbol]) -> d
             assert isinstance(node, Apply)
             value = recorder.apply(node.operation, *(done[id(child)] for child in node.operands))
         done[id(node)] = value
+    recorder.location = before
     return {store.name: done[id(store.value)] for store in tree.outputs}

@@ -11,6 +11,7 @@ what the exit codes mean in :data:`EXIT_CODES`.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -85,27 +86,22 @@ def _after(stdout: Stream, code: int) -> int:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """An interrupt of what is imported within is not lost: extension modules that import others may swallow the
-    exception, or raise another in its place.
+    """An interrupt of what is imported within ends the process at once, with one line.
+
+    An exception would not do: raised in the middle of an import it may be swallowed by an extension module that
+    imports others, or be printed as ignored by a callback of the import system.  There is nothing to save yet.
     """
-    caught = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal caught
-        caught = True
-        raise KeyboardInterrupt
-
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not usual or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, _end)
     try:
         yield
-    except Exception:
-        if not caught:
-            raise
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if caught:
-        raise KeyboardInterrupt
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"shape-sweeps: interrupted\n")
+    os._exit(INTERRUPTED)

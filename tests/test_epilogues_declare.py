@@ -520,3 +520,18 @@ def test_objects_that_can_be_called():
     f = epilogue(Scale(2))
     assert (f.name, f.operands) == ("Scale", {"bias": Kind.ROW})
     assert torch.equal(f.reference(torch.ones(2, 3), bias=torch.ones(3)), torch.full((2, 3), 3.0))
+
+
+def test_composing_means_what_was_traced():
+    """Not what the function would give now."""
+    factor = 2.0
+
+    @epilogue
+    def scaled(acc):
+        return acc * factor
+
+    factor = 5.0
+    outer = epilogue(lambda acc: scaled(acc) + 0)
+    assert outer.reference(torch.ones(1, 1)).item() == scaled.reference(torch.ones(1, 1)).item() == 2.0
+    again = epilogue(lambda acc: pickle.loads(pickle.dumps(scaled))(acc) + 0)
+    assert again.tree == outer.tree

@@ -29,7 +29,7 @@ UNARY = words(
     """
     abs absolute sign sgn floor ceil trunc fix frac reciprocal square sqrt rsqrt deg2rad rad2deg neg negative
     positive exp exp2 expm1 log log2 log10 log1p erf erfc sin cos tan asin arcsin acos arccos atan arctan sinh
-    cosh tanh asinh arcsinh acosh arccosh atanh arctanh sigmoid relu round nan_to_num logit
+    cosh tanh asinh arcsinh acosh arccosh atanh arctanh sigmoid relu round logit
     """
 )
 UNARY_CONDITIONS = words(

@@ -205,15 +205,17 @@ def test_dtypes_of_values():
 
     @epilogue
     def f(acc, fixed: Row[torch.bfloat16]):
-        seen.update(acc=acc.dtype, cast=acc.half().dtype, sum=(acc + fixed).dtype, fixed=fixed.dtype)
+        seen.update(cast=acc.half().dtype, fixed=fixed.dtype, condition=(acc > 0).dtype)
         return acc + fixed
 
     assert seen == {
-        "acc": torch.float32,
         "cast": torch.float16,
-        "sum": torch.float32,
         "fixed": torch.bfloat16,
+        "condition": torch.bool,
     }
+    # not float32: z.to(z.dtype) would make an output of bf16 matrices float32
+    with pytest.raises(UnsupportedOperationError, match="the dtype of a computed value"):
+        epilogue(lambda acc: ep.silu(acc.float()).to(acc.dtype))
     with pytest.raises(UnsupportedOperationError, match="dtype of operand bias is not known"):
 
         @epilogue
@@ -415,3 +417,34 @@ def test_attributes_of_symbols():
         return acc
 
     epilogue(f)
+
+
+def test_gradients_are_not_held_back():
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.round()
+
+    with pytest.raises(UnsupportedOperationError, match="without gradients"):
+        epilogue(lambda acc: Straight.apply(acc))
+
+    def partly(acc):
+        with torch.no_grad():
+            gate = torch.sigmoid(acc)
+        return acc * gate
+
+    with pytest.raises(UnsupportedOperationError, match=r"without gradients(?s:.)*gate = torch\.sigmoid"):
+        epilogue(partly)
+    with torch.no_grad():  # where nothing has a gradient, nothing is held back
+        assert epilogue(lambda acc: torch.sigmoid(acc)).tree
+
+
+def test_nan_to_num_wants_its_limits():
+    with pytest.raises(UnsupportedOperationError, match="nan_to_num without posinf and neginf"):
+        epilogue(lambda acc: torch.nan_to_num(acc))
+    assert epilogue(lambda acc: torch.nan_to_num(acc, posinf=1.0, neginf=-1.0)).tree
+
+
+def test_to_another_value():
+    with pytest.raises(UnsupportedOperationError, match="type_as"):
+        epilogue(lambda acc: (acc > 0).to(acc))

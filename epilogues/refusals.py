@@ -149,7 +149,7 @@ _BITS = "there are only floating point values and conditions in an epilogue, and
 _USE_CONDITIONS = "combine conditions, such as (x > 0) & (x < 1); to scale by a power of two, multiply"
 _NO_BRANCH = (
     "write the choice elementwise: torch.where(condition, a, b), torch.maximum(x, y), &, | and ~ for and, or and "
-    "not; or decide outside of the epilogue"
+    "not, (x > 0) & (x < 1) for 0 < x < 1; or decide outside of the epilogue"
 )
 _NO_SHAPE = "leave shapes to the operand kinds: Row, Column, Scalar, Aux"
 
@@ -158,8 +158,8 @@ _EXPLAINED: dict[str, tuple[str, str]] = {
     "isclose": ("its tolerances make it more than one comparison", "write (x - y).abs() <= atol"),
     "bool": (f"{_CONTROL}, so there is no one truth value to branch on", _NO_BRANCH),
     "int float complex index item tolist numpy array": (
-        f"{_CONTROL}, so it is no Python number (math.* functions ask for one)",
-        "use ep.* or torch.* functions in place of math.* or numpy functions",
+        f"{_CONTROL}, so it is no Python number (math.* functions ask for one), and no value has an integer dtype",
+        "use ep.* or torch.* functions in place of math.* or numpy functions; to round, torch.trunc(x)",
     ),
     "format": (f"{_CONTROL}, so it is no number to format", "print it without a format: {value}"),
     "call": (f"{_CONTROL}, and no function", "to multiply, write x * (...)"),

@@ -163,7 +163,8 @@ class Trace:
                     user_location(),
                     why="an epilogue is traced once and then used with different tensors",
                     instead="make it an operand: add a parameter annotated Row, Column, Scalar or Aux, "
-                    "and give the tensor with each call",
+                    "and give the tensor with each call"
+                    + ("; or write the number itself, if it never changes" if value.numel() == 1 else ""),
                 )
             )
         if is_number(value):

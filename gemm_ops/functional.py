@@ -38,7 +38,11 @@ def as_epilogue(epilogue: EpilogueLike, has_bias: bool) -> Epilogue:
         return epilogue
     if epilogue is None or isinstance(epilogue, str):
         return builders.bias_activation(epilogue) if has_bias else builders.activation(epilogue)
-    hint = "; decorate the function with @epilogues.epilogue" if callable(epilogue) else ""
+    hint = ""
+    if isinstance(epilogue, torch.nn.Module):
+        hint = "; make one of it, epilogues.epilogue(module), or name the activation"
+    elif callable(epilogue):
+        hint = "; decorate the function with @epilogues.epilogue"
     raise TypeError(f"epilogue should be an Epilogue, a name or None, got {type(epilogue).__name__}{hint}")
 
 

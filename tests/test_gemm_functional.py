@@ -640,7 +640,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "an Epilogue, a name or None, got function; decorate the function with @epilogues.epilogue",
     ),
-    "epilogue a module": (call(epilogue=nn.GELU()), TypeError, "an Epilogue, a name or None, got GELU"),
+    "epilogue a module": (
+        call(epilogue=nn.GELU()),
+        TypeError,
+        r"an Epilogue, a name or None, got GELU; make one of it, epilogues.epilogue\(module\)",
+    ),
     "epilogue a number": (call(epilogue=3), TypeError, r"an Epilogue, a name or None, got int$"),
     "unknown activation": (
         call(epilogue="gulu"),

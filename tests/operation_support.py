@@ -6,6 +6,9 @@ import epilogues as ep
 from epilogues.operations import OPERATIONS
 from epilogues.tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand, Store
 
+#: Rows that subtract two close values: their error is a few units of their inputs, not of the result.
+CANCELLING = ("lerp", "logaddexp", "logaddexp2", "tanhshrink")
+
 
 def apply_row(name: str, *values: Node) -> Node:
     """The row on the first of these values; where it takes a condition or gives one, that of a comparison."""

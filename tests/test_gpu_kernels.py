@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gpu_support import DTYPES, Case, check_case
-from operation_support import packs
+from operation_support import CANCELLING, packs
 
 import epilogues as ep
 import gemm_ops
@@ -50,8 +50,10 @@ def test_operations(case: Case) -> None:
         unit = torch.finfo(result.dtype).eps * truth[name].abs()[finite]
         # a 16-bit result is the rounded one, or its neighbour; an fp32 result is good to a few units
         limit = allowed + (unit if result.dtype != torch.float32 else 4 * unit) + torch.finfo(result.dtype).tiny
-        if result.dtype == torch.float16:
-            limit += 2.0**-24  # the distance of fp16's denormals
+        if result.dtype != torch.float32:
+            limit += 2.0**-21  # of 16 bits: a few denormals of fp16, and the tails that 1 + erf(x) loses in PyTorch too
+        elif name in CANCELLING or (name == "D" and case.epilogue.name.split("-to-")[0] in CANCELLING):
+            limit += 2.0**-22 * 16  # inputs are up to about 16
         beyond = (error > limit).sum().item()
         assert beyond == 0, f"{name}: {beyond} of {error.numel()} elements, by up to {(error - limit).max().item():.3e}"
 

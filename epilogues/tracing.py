@@ -358,19 +358,26 @@ def replay(tree: EpilogueTree, acc: Symbol, operands: Mapping[str, Symbol]) -> d
     recorder = acc.recorder
     done: dict[int, Symbol] = {}
     before = recorder.location
-    for node in tree.nodes:
-        recorder.location = node.location or before  # errors and reports name the line of the inner epilogue
-        if isinstance(node, Accumulator):
-            value = acc
-        elif isinstance(node, Operand):
-            value = recorder.lift(operands[node.name])
-        elif isinstance(node, Constant):
-            value = recorder.constant(node.value)
-        elif isinstance(node, Cast):
-            value = recorder.cast(done[id(node.value)], node.dtype)
-        else:
-            assert isinstance(node, Apply)
-            value = recorder.apply(node.operation, *(done[id(child)] for child in node.operands))
-        done[id(node)] = value
-    recorder.location = before
+    try:
+        for node in tree.nodes:
+            recorder.location = node.location or before  # nodes keep the line of the inner epilogue
+            done[id(node)] = _again(node, recorder, acc, operands, done)
+    finally:
+        recorder.location = before
     return {store.name: done[id(store.value)] for store in tree.outputs}
+
+
+def _again(
+    node: Node, recorder: Trace, acc: Symbol, operands: Mapping[str, Symbol], done: Mapping[int, Symbol]
+) -> Symbol:
+    """One node of another tree, made in this trace of what its inputs became."""
+    if isinstance(node, Accumulator):
+        return acc
+    if isinstance(node, Operand):
+        return recorder.lift(operands[node.name])
+    if isinstance(node, Constant):
+        return recorder.constant(node.value)
+    if isinstance(node, Cast):
+        return recorder.cast(done[id(node.value)], node.dtype)
+    assert isinstance(node, Apply)
+    return recorder.apply(node.operation, *(done[id(child)] for child in node.operands))

@@ -4,11 +4,11 @@
     >>> decision = decide(call)
     >>> decision.backend, decision.reason
     ('sm90', 'compute capability 9.0')
-    >>> outputs = execute(call, decision)
+    >>> outputs = make_plan(call, decision.spec).run(call.flat, call.b, call.bound, call.out)
 
 The layers: ``problem``, ``operands`` and ``outputs`` read the tensors; :func:`decide` asks the families
 (``kernels/families``) in order of preference and falls back to the reference backend with a reason;
-:func:`execute` launches the built kernel (``plan``, ``runtime/library``) or runs ``fallback``.
+then a plan launches the built kernel (``plan``, ``runtime/library``), or :func:`compute_unfused` runs ``fallback``.
 
 Falling back is announced once per reason with a :class:`FallbackWarning`.  A backend asked for by name with
 :func:`use_backend` never falls back: it raises.
@@ -86,25 +86,22 @@ class Call:
     output_layouts: tuple[tuple[Matrix, str], ...]
     differentiable: bool
 
-    def tensors_and_numbers(self) -> dict[str, Tensor | float]:
+    @property
+    def bound(self) -> dict[str, Tensor | float]:
         """The operands by name as a kernel reads them."""
-        names = (operand.name for operand in self.epilogue.tree.operands)
         return {
-            name: operand.value if operand.tensor is None else operand.tensor
-            for name, operand in zip(names, self.operands, strict=True)
+            operand.facts.name: operand.value if operand.tensor is None else operand.tensor for operand in self.operands
         }
 
     @property
     def is_direct(self) -> bool:
         """Whether a kernel reads the caller's own tensors, none of them a copy."""
-        same = self.flat.data_ptr() == self.a.data_ptr()
-        for value, operand in zip(self.given_in_order(), self.operands, strict=True):
-            if isinstance(value, Tensor) and operand.tensor is not None:
-                same = same and value.data_ptr() == operand.tensor.data_ptr()
-        return same
-
-    def given_in_order(self) -> list[Tensor | float]:
-        return [self.given[operand.name] for operand in self.epilogue.tree.operands]
+        pairs = [(self.a, self.flat), *((self.given[name], read) for name, read in self.bound.items())]
+        return all(
+            given.data_ptr() == read.data_ptr()
+            for given, read in pairs
+            if isinstance(given, Tensor) and isinstance(read, Tensor)
+        )
 
 
 @contextlib.contextmanager
@@ -262,15 +259,8 @@ def multiprocessor_count(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def execute(call: Call, decision: Decision) -> dict[str, Tensor]:
-    """Computes the call; outputs by name, with M spread out over ``problem.m_shape`` again.
-
-    Raises:
-        BuildError: if the kernel has to be built and cannot be.
-        LaunchError: if it does not start.
-    """
-    if decision.spec is not None:
-        return make_plan(call, decision.spec).run(call.flat, call.b, call.tensors_and_numbers(), call.out)
+def compute_unfused(call: Call, decision: Decision) -> dict[str, Tensor]:
+    """Computes the call with the reference backend, saying so once; outputs by name."""
     if decision.loss:
         _warn_once(decision.reason)
     results = run_reference(call.epilogue.tree, call.a, call.b, call.given, differentiable=call.differentiable)
@@ -280,7 +270,11 @@ def execute(call: Call, decision: Decision) -> dict[str, Tensor]:
 
 
 def make_plan(call: Call, spec: KernelSpec) -> Plan:
-    """The plan of a call for a kernel, which is built and loaded if need be."""
+    """The plan of a call for a kernel, which is built and loaded if need be.
+
+    Raises:
+        BuildError: if the kernel has to be built and cannot be.
+    """
     return Plan(call, spec, multiprocessor_count(call.problem.device))
 
 

@@ -11,6 +11,7 @@ to the inputs' dtype first, as in any unfused PyTorch computation.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 
 import torch
@@ -51,12 +52,5 @@ def _accumulate(a: Tensor, b: Tensor, differentiable: bool) -> Tensor:
         return torch.matmul(a.float(), b.float())
     if differentiable or b.ndim > 2 or a.device.type != "cuda":
         return torch.matmul(a, b).float()
-    flat = a.reshape(-1, a.shape[-1]) if a.numel() else a.new_empty((_rows(a), a.shape[-1]))
+    flat = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     return torch.mm(flat, b, out_dtype=torch.float32).reshape(*a.shape[:-1], b.shape[-1])
-
-
-def _rows(a: Tensor) -> int:
-    rows = 1
-    for extent in a.shape[:-1]:
-        rows *= extent
-    return rows

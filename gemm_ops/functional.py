@@ -19,7 +19,7 @@ from torch import Tensor
 from epilogues import Epilogue, builders
 from epilogues.tree import MAIN_OUTPUT
 
-from .dispatch import Call, Decision, bind_call, decide, execute, forced_backend, make_plan
+from .dispatch import Call, Decision, bind_call, compute_unfused, decide, forced_backend, make_plan
 from .errors import ProblemError
 from .plan import find_plan, plan_key, remember_plan
 
@@ -93,10 +93,12 @@ def _matmul(
         return _results(plan.run(a, b, operands, _by_name(out)))
     call = _bind(a, b, chosen, out, operands)
     decision = decide(call)
-    outputs = execute(call, decision)
-    if key is not None and decision.spec is not None and call.is_direct:
-        remember_plan(key, make_plan(call, decision.spec))
-    return _results(outputs)
+    if decision.spec is None:
+        return _results(compute_unfused(call, decision))
+    plan = make_plan(call, decision.spec)
+    if key is not None and call.is_direct:
+        remember_plan(key, plan)
+    return _results(plan.run(call.flat, call.b, call.bound, call.out))
 
 
 _outside: Callable[..., Outputs] | None = None

@@ -64,7 +64,9 @@ class Plan:
         for index, (matrix, _) in enumerate(call.output_layouts):
             block.outputs[index].leading_dimension = matrix.leading_dimension
         self.block = bytes(block)
-        self.workspace_bytes = self.kernel.workspace_size(block)
+        # asking an SM80 kernel already sets it up on the current device, which may not be the tensors'
+        with torch.cuda.device(self.device):
+            self.workspace_bytes = self.kernel.workspace_size(block)
 
     def run(
         self, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]

@@ -12,6 +12,7 @@ along its first, None that no kernel can address it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -132,9 +133,9 @@ def read_problem(a: Tensor, b: Tensor) -> tuple[Problem, Tensor]:
     if b.ndim > 2:
         # as torch.matmul has it: of a single row nothing but the batch is left
         m_shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1])
-        return Problem(_product(m_shape), n, k, m_shape, a.dtype, element, a.device, None, None), a
+        return Problem(math.prod(m_shape), n, k, m_shape, a.dtype, element, a.device, None, None), a
     m_shape = tuple(a.shape[:-1])
-    flat = a if a.ndim == 2 else a.reshape(_product(m_shape), k)
+    flat = a if a.ndim == 2 else a.reshape(math.prod(m_shape), k)
     m = flat.shape[0]
     layout_a = read_matrix(flat, m, k, *flat.stride())
     layout_b = read_matrix(b, k, n, *b.stride())
@@ -168,10 +169,3 @@ def _check(a: Tensor, b: Tensor) -> None:
         raise ProblemError(f"expected matrices of a floating-point dtype, got {a.dtype}")
     if a.device != b.device:
         raise ProblemError(f"a and b should be on one device, got {a.device} and {b.device}")
-
-
-def _product(extents: tuple[int, ...]) -> int:
-    result = 1
-    for extent in extents:
-        result *= extent
-    return result

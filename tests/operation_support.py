@@ -27,13 +27,10 @@ def row_tree(name: str, output: str) -> EpilogueTree:
     return EpilogueTree((Store("D", node, output),))
 
 
-def _accumulator() -> Node:
-    return Accumulator()
-
-
 def every_row_tree(output: str) -> EpilogueTree:
     """One value that goes through every row of the table in turn."""
-    row, value = Operand("row", Kind.ROW, 0, "bf16"), _accumulator()
+    row = Operand("row", Kind.ROW, 0, "bf16")
+    value: Node = Accumulator()
     for name in OPERATIONS:
         value = apply_row(name, value, row, Constant(2.5))
     return EpilogueTree((Store("D", value, output),))

@@ -26,6 +26,7 @@ class KernelConfig:
         stages: depth of the load pipeline (SM80).
         swizzle: how many tiles wide the raster over the output is, for L2 reuse; an argument of SM90 kernels, a
             part of SM80 ones.
+        swizzle_tall: the raster instead where the output is more than 32 tiles tall; 0 for none.
         rate: area of output per unit of time, relative to the other configurations of the family.
         startup: what a launch costs on top, in the same area: a pipeline that only pays off over several tiles.
     """
@@ -37,14 +38,22 @@ class KernelConfig:
     warp: tuple[int, int, int] = (0, 0, 0)
     stages: int = 0
     swizzle: int = 1
+    swizzle_tall: int = 0
     rate: float = 1.0
     startup: int = 0
 
     @property
-    def compiled(self) -> KernelConfig:
-        """What of the configuration is compiled in."""
-        swizzle = 0 if self.family == "sm90" else self.swizzle
-        return dataclasses.replace(self, swizzle=swizzle, rate=0.0, startup=0)
+    def compiled(self) -> tuple[object, ...]:
+        """What of the configuration is compiled in: the part of it that a kernel's identity has."""
+        if self.family == "sm90":
+            return (self.family, self.tile, self.cluster, self.schedule)
+        return (self.family, self.tile, self.warp, self.stages, self.swizzle)
+
+    def for_rows(self, m: int) -> KernelConfig:
+        """The configuration with the raster that suits an output of M rows."""
+        if self.swizzle_tall and m > 32 * self.tile[0]:
+            return dataclasses.replace(self, swizzle=self.swizzle_tall)
+        return self
 
     @property
     def name(self) -> str:
@@ -55,22 +64,18 @@ class KernelConfig:
         return f"sm80_{tile}_{self.stages}stages"
 
 
-def _sm90(
-    schedule: str, tile: tuple[int, int, int], cluster: tuple[int, int], swizzle: int, rate: float, startup: int = 0
-) -> KernelConfig:
-    return KernelConfig("sm90", tile, cluster, schedule, swizzle=swizzle, rate=rate, startup=startup)
-
-
 # Measured on an H200 with bias + tanh-gelu in bf16, 18 configurations and four swizzles on eight shapes, times over
 # bare torch.mm: the cooperative 128x256 gets 1.06 at 4096x4096x4096 and 1.07 at 1024x4096x4096; pingpong wins where
 # there are many tiles to hide epilogues behind (1.03 at 4096x11008x4096, 1.02 at 8192x14336x4096) and loses where
 # there are few; 128x192 fills one wave at 1000x3000x2000 (1.09); 64x64 is for small M (1.02 at 128x4096x4096).
+# The raster matters for the large pingpong tiles: with 32 of them along M (4096x11008) one tile wide is best, 1.03
+# against 1.06 for four; with 64 (8192x14336) eight are, 1.02 against 1.10 for one.
 SM90_CONFIGS: tuple[KernelConfig, ...] = (
-    _sm90("cooperative", (128, 256, 64), (2, 1), 2, rate=0.97),
-    _sm90("pingpong", (128, 128, 64), (1, 2), 4, rate=0.97, startup=8192),
-    _sm90("cooperative", (128, 192, 64), (2, 1), 2, rate=0.9),
-    _sm90("cooperative", (128, 128, 64), (2, 1), 1, rate=0.9),
-    _sm90("pingpong", (64, 64, 128), (1, 1), 1, rate=0.55),
+    KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, rate=0.97),
+    KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, rate=0.97, startup=8192),
+    KernelConfig("sm90", (128, 192, 64), (2, 1), "cooperative", swizzle=2, rate=0.9),
+    KernelConfig("sm90", (128, 128, 64), (2, 1), "cooperative", rate=0.9),
+    KernelConfig("sm90", (64, 64, 128), (1, 1), "pingpong", rate=0.55),
 )
 
 SM80_CONFIGS: tuple[KernelConfig, ...] = (

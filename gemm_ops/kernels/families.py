@@ -10,12 +10,11 @@ kernels move vectors of 16 bytes that they predicate by their first element only
 must be whole vectors too.
 
 The choice among a family's configurations is a wave model: tiles are computed in waves of one tile per
-multiprocessor, and a wave costs what its tile's area does.
+multiprocessor, and a wave costs its tile's area over the configuration's rate, on top of its startup.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from epilogues.tree import EpilogueTree, Kind
@@ -98,18 +97,7 @@ def choose_config(family: str, problem: Problem, tree: EpilogueTree, multiproces
     if not fitting:
         fitting = [config for config in SM90_CONFIGS if sm90_stages(config, tree) >= 2]
     best = min(fitting, key=lambda config: _cost(config, problem, multiprocessors), default=None)
-    return None if best is None else _with_raster(best, problem)
-
-
-def _with_raster(config: KernelConfig, problem: Problem) -> KernelConfig:
-    """Sets the raster of the large pingpong tiles, the one configuration that it matters for.
-
-    Measured: with 32 tiles along M (4096 x 11008) a raster one tile wide is best, 1.03 times torch.mm against
-    1.06 for four; with 64 (8192 x 14336) eight tiles are, 1.02 against 1.10 for one.
-    """
-    if config.schedule == "pingpong" and config.tile == (128, 128, 64):
-        return dataclasses.replace(config, swizzle=1 if problem.m <= 32 * config.tile[0] else 8)
-    return config
+    return None if best is None else best.for_rows(problem.m)
 
 
 def _tiles(config: KernelConfig, problem: Problem) -> int:

@@ -1,30 +1,30 @@
-"""``matmul``, ``linear`` and ``FusedLinear`` on the CPU, through the reference backend; and what refuses what.
+"""``matmul`` and ``linear`` on the CPU, through the reference backend.
 
-What decides on kernels is tested in ``test_gemm_decisions.py``.
+What decides on kernels is tested in ``test_gemm_decisions.py``, what is refused in ``test_gemm_bad_input.py``.
 """
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from functional_support import (
+    DTYPES,
+    SUITE,
+    accumulate,
+    operands_for,
+    outputs_of,
+    three_outputs,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epilogues as ep
 import gemm_ops
-from epilogues import Aux, BroadcastError, DtypeError, Row
-from epilogues.errors import EpilogueError
 from gemm_ops import FallbackWarning, FusedLinear, ProblemError, UnsupportedProblemError, linear, matmul
-
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-SUITE = ep.builders.SUITE
 
 pytestmark = pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
 
@@ -32,21 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-def accumulate(a: Tensor, b: Tensor) -> Tensor:
-    """The accumulator: fp32, or fp64 of fp64 matrices."""
-    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    return torch.matmul(a.to(wide), b.to(wide))
-
-
-def operands_for(epilogue: ep.Epilogue, m_shape: tuple[int, ...], n: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    shapes = {ep.Kind.ROW: (n,), ep.Kind.COLUMN: m_shape, ep.Kind.SCALAR: (1,), ep.Kind.AUX: (*m_shape, n)}
-    return {name: torch.randn(shapes[kind]).to(dtype) for name, kind in epilogue.operands.items()}
-
-
-def outputs_of(result: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    return result if isinstance(result, dict) else {"D": result}
 
 
 # Results.
@@ -164,12 +149,6 @@ def test_empty_extents(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     result = matmul(torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype), "relu", bias=bias)
     assert torch.equal(result, F.relu(bias).expand(m, n))
     assert linear(torch.randn(3, 0, k).to(dtype), torch.randn(n, k).to(dtype)).shape == (3, 0, n)  # type: ignore
-
-
-@ep.epilogue
-def three_outputs(acc, bias: Row):
-    z = acc + bias
-    return {"D": ep.relu(z), "wide": ep.cast(z, "f32"), "half": ep.cast(acc, "f16")}
 
 
 def test_several_outputs_are_a_dictionary() -> None:
@@ -489,392 +468,3 @@ def test_backend_that_does_not_exist() -> None:
         gemm_ops.use_backend("nonsense"),
     ):
         pytest.fail("entered")
-
-
-# Bad input.
-
-RESIDUAL = ep.builders.residual()
-
-
-@ep.epilogue
-def unannotated(acc, v):
-    return acc * v
-
-
-@ep.epilogue
-def half_row(acc, bias: Row[torch.float16]):
-    return acc + bias
-
-
-@ep.epilogue
-def reads_residual(acc, residual: Aux):
-    return acc + residual
-
-
-def call(a: Any = None, b: Any = None, epilogue: Any = None, **operands: Any) -> Callable[[], object]:
-    """A call of ``matmul`` with 5 x 6 and 6 x 4 matrices, but for what is given."""
-    a = torch.ones(5, 6) if a is None else a
-    b = torch.ones(6, 4) if b is None else b
-    return lambda: matmul(a, b, epilogue, **operands)
-
-
-ones, zeros = torch.ones, torch.zeros
-BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "mismatched K": (call(ones(5, 7)), ProblemError, r"a has K=7 and b has K=6: a is \(5, 7\), b is \(6, 4\)"),
-    "weight not transposed": (call(b=ones(4, 6)), ProblemError, r"K=6 and b has K=4.*weight of shape \(N, K\) is b.T"),
-    "mixed dtypes": (
-        call(ones(5, 6).half()),
-        ProblemError,
-        "should have one dtype, got torch.float16 and torch.float32",
-    ),
-    "int matrices": (call(ones(5, 6).int(), ones(6, 4).int()), ProblemError, "floating-point dtype, got torch.int32"),
-    "bool matrices": (call(ones(5, 6) > 0, ones(6, 4) > 0), ProblemError, "floating-point dtype, got torch.bool"),
-    "complex matrices": (
-        call(ones(5, 6) + 0j, ones(6, 4) + 0j),
-        ProblemError,
-        "floating-point dtype, got torch.complex64",
-    ),
-    "fp8 matrices": (
-        call(ones(5, 6).to(torch.float8_e4m3fn), ones(6, 4).to(torch.float8_e4m3fn)),
-        DtypeError,
-        "float8_e4m3fn has no place in an epilogue: expected one of torch.float32",
-    ),
-    "0-D a": (call(torch.tensor(1.0)), ProblemError, r"expected a of shape \(..., M, K\).*a is \(\)"),
-    "0-D b": (call(b=torch.tensor(1.0)), ProblemError, r"and b of shape \(..., K, N\).*b is \(\)"),
-    "1-D b": (call(b=ones(6)), ProblemError, r"b of shape \(..., K, N\): a is \(5, 6\), b is \(6,\)"),
-    "list for a": (call([[1.0] * 6]), ProblemError, "a should be a torch.Tensor, got list"),
-    "list for b": (call(b=[[1.0]]), ProblemError, "b should be a torch.Tensor, got list"),
-    "devices of a and b": (
-        call(b=ones(6, 4, device="meta")),
-        ProblemError,
-        "should be on one device, got cpu and meta",
-    ),
-    "batches": (
-        call(ones(2, 5, 6), ones(3, 6, 4)),
-        ProblemError,
-        r"do not broadcast: a is \(2, 5, 6\), b is \(3, 6, 4\)",
-    ),
-    "weight 1-D": (
-        lambda: linear(ones(5, 6), ones(6)),
-        ProblemError,
-        r"expected a weight of shape \(N, K\), got \(6,\)",
-    ),
-    "weight 3-D": (lambda: linear(ones(5, 6), ones(2, 4, 6)), ProblemError, r"shape \(N, K\), got \(2, 4, 6\)"),
-    "weight a list": (lambda: linear(ones(5, 6), [1.0]), ProblemError, r"shape \(N, K\), got list"),  # type: ignore
-    "missing operand": (
-        call(epilogue=RESIDUAL, bias=ones(4)),
-        EpilogueError,
-        r"missing operand residual; the epilogue takes \(bias: Row, residual: Aux\)",
-    ),
-    "unknown operand": (
-        call(epilogue="relu", bias=ones(4), scale=2.0),
-        EpilogueError,
-        r"unknown operand scale; the epilogue takes \(bias: Row\)",
-    ),
-    "None for an operand": (
-        call(epilogue=RESIDUAL, bias=ones(4), residual=None),
-        EpilogueError,
-        "residual: expected a tensor, an int or a float, got NoneType",
-    ),
-    "row of wrong length": (
-        call(epilogue="relu", bias=ones(5)),
-        BroadcastError,
-        r"operand bias \(Row\): expected shape \(4,\) .* got \(5,\)",
-    ),
-    "row as a column": (call(epilogue="relu", bias=ones(4, 1)), BroadcastError, r"\(4,\) .* got \(4, 1\)"),
-    "matrix of another shape": (
-        call(epilogue=reads_residual, residual=ones(4, 5)),
-        BroadcastError,
-        r"operand residual \(Aux\): expected shape \(5, 4\).*got \(4, 5\)",
-    ),
-    "ambiguous vector": (
-        call(b=ones(6, 5), epilogue=unannotated, v=ones(5)),
-        BroadcastError,
-        r"operand v: shape \(5,\) is ambiguous.*\(5, 5\).*annotate it as Row or Column",
-    ),
-    "vector of no kind": (
-        call(epilogue=unannotated, v=ones(3)),
-        BroadcastError,
-        r"operand v: shape \(3,\) does not spread over .*\(5, 4\); expected one of Row: \(4,\)",
-    ),
-    "number for a row": (
-        call(epilogue="relu", bias=1.0),
-        BroadcastError,
-        r"\(Row\): expected a tensor of shape \(4,\), got the number 1.0",
-    ),
-    "int operand": (
-        call(epilogue="relu", bias=ones(4).int()),
-        DtypeError,
-        "operand bias: dtype torch.int32 has no place in an epilogue: expected one of torch.float32",
-    ),
-    "complex operand": (call(epilogue="relu", bias=ones(4) + 0j), DtypeError, "operand bias: dtype torch.complex64"),
-    "float64 operand": (call(epilogue="relu", bias=ones(4).double()), DtypeError, "operand bias: dtype torch.float64"),
-    "operand of a fixed dtype": (
-        call(epilogue=half_row, bias=ones(4)),
-        DtypeError,
-        "operand bias: the epilogue fixes its dtype to torch.float16, got torch.float32",
-    ),
-    "operand on another device": (
-        call(epilogue="relu", bias=ones(4, device="meta")),
-        ProblemError,
-        "operand 'bias' is on meta, the matrices are on cpu: move it there",
-    ),
-    "scalar on another device": (
-        call(epilogue=unannotated, v=ones(1, device="meta")),
-        ProblemError,
-        "operand 'v' is on meta, the matrices are on cpu: give a Python number",
-    ),
-    "bool for a scalar": (
-        call(epilogue=unannotated, v=True),
-        EpilogueError,
-        "operand v: expected a tensor, an int or a float, got bool True",
-    ),
-    "complex number": (call(epilogue=unannotated, v=1j), EpilogueError, "expected a tensor, an int or a float, got c"),
-    "string for a scalar": (call(epilogue=unannotated, v="2"), EpilogueError, "an int or a float, got str '2'"),
-    "number that is too large": (call(epilogue=unannotated, v=10**400), EpilogueError, "operand v: the integer given"),
-    # a list of one number looks like a shape
-    "list for an operand": (call(epilogue="relu", bias=[4]), EpilogueError, "expected a tensor, .* got list"),
-    "list of numbers": (call(epilogue="relu", bias=[1.0] * 4), EpilogueError, "expected a tensor, .* got list"),
-    "epilogue a function": (
-        call(epilogue=lambda acc: acc),
-        TypeError,
-        "an Epilogue, a name or None, got function; decorate the function with @epilogues.epilogue",
-    ),
-    "epilogue a module": (
-        call(epilogue=nn.GELU()),
-        TypeError,
-        r"an Epilogue, a name or None, got GELU; make one of it, epilogues.epilogue\(module\)",
-    ),
-    "epilogue a number": (call(epilogue=3), TypeError, r"an Epilogue, a name or None, got int$"),
-    "unknown activation": (
-        call(epilogue="gulu"),
-        EpilogueError,
-        "unknown activation 'gulu'; expected one of identity, relu",
-    ),
-}
-
-
-@pytest.mark.parametrize(("function", "error", "message"), BAD.values(), ids=BAD)
-def test_bad_input(function: Callable[[], object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message) as caught:
-        function()
-    assert caught.type is error, "the exact class, not a subclass"
-
-
-# only the reference backend asks for the dtype of outputs
-FOR_ALL = {name: row for name, row in BAD.items() if name != "fp8 matrices"}
-
-
-@pytest.mark.parametrize(("function", "error", "message"), FOR_ALL.values(), ids=FOR_ALL)
-def test_bad_input_is_bad_for_every_backend(
-    function: Callable[[], object], error: type[Exception], message: str
-) -> None:
-    """Arguments are checked before a backend is chosen."""
-    with pytest.raises(error, match=message), gemm_ops.use_backend("sm90"):
-        function()
-
-
-# FusedLinear.
-
-LAYERS: dict[str, Callable[[], FusedLinear]] = {
-    "gelu": lambda: FusedLinear(6, 4, epilogue="gelu"),
-    "no epilogue": lambda: FusedLinear(6, 4),
-    "no bias": lambda: FusedLinear(6, 4, bias=False, epilogue="silu"),
-    "several outputs": lambda: FusedLinear(6, 4, epilogue=SUITE["train_gelu"]()),
-    "traced here": lambda: FusedLinear(6, 4, epilogue=three_outputs),
-}
-each_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-
-
-def same_results(one: nn.Module, other: nn.Module) -> bool:
-    x = torch.randn(5, 6)
-    first, second = outputs_of(one(x)), outputs_of(other(x))
-    return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
-
-
-@each_layer
-def test_layer_is_an_nn_linear(make: Callable[[], FusedLinear]) -> None:
-    torch.manual_seed(3)
-    layer = make()
-    torch.manual_seed(3)
-    plain = nn.Linear(6, 4, bias=layer.bias is not None)
-    assert isinstance(layer, nn.Linear)
-    assert list(layer.state_dict()) == list(plain.state_dict())
-    assert (layer.in_features, layer.out_features) == (6, 4)
-    # the same numbers from the same seed
-    for name, parameter in plain.named_parameters():
-        assert torch.equal(layer.get_parameter(name), parameter)
-    # both ways
-    other = nn.Linear(6, 4, bias=layer.bias is not None)
-    other.load_state_dict(layer.state_dict())
-    again = make()
-    assert not torch.equal(again.weight, layer.weight)
-    again.load_state_dict(other.state_dict())
-    assert same_results(again, layer)
-
-
-def test_layer_computes_what_the_modules_did() -> None:
-    layer = FusedLinear(6, 4, epilogue="gelu")
-    plain = nn.Sequential(nn.Linear(6, 4), nn.GELU())
-    plain[0].load_state_dict(layer.state_dict())
-    x = torch.randn(2, 3, 6)
-    torch.testing.assert_close(layer(x), plain(x))
-    torch.testing.assert_close(FusedLinear.from_linear(plain[0])(x), plain[0](x))  # type: ignore[arg-type]
-
-
-def test_constructor_is_that_of_nn_linear() -> None:
-    layer = FusedLinear(6, 4, False, "meta", torch.float16)
-    assert layer.bias is None and layer.weight.device.type == "meta" and layer.weight.dtype == torch.float16
-    layer = FusedLinear(in_features=6, out_features=4, bias=True, device=None, dtype=torch.bfloat16, epilogue="relu")
-    assert layer.bias.dtype == torch.bfloat16 and layer.epilogue == ep.builders.bias_activation("relu")
-    with pytest.raises(TypeError):
-        FusedLinear(6, 4, True, None, None, "relu")  # type: ignore[misc]
-
-
-def test_layer_without_bias() -> None:
-    layer, x = FusedLinear(6, 4, bias=False, epilogue="relu"), torch.randn(5, 6)
-    assert layer.bias is None and list(layer.state_dict()) == ["weight"]
-    assert torch.equal(layer(x), F.relu(F.linear(x, layer.weight)))
-    # an epilogue's bias is then an operand like others
-    layer, bias = FusedLinear(6, 4, bias=False, epilogue=ep.builders.bias()), torch.randn(4)
-    torch.testing.assert_close(layer(x, bias=bias), F.linear(x, layer.weight, bias))
-    with pytest.raises(EpilogueError, match="missing operand bias"):
-        layer(x)
-
-
-def test_operands_of_a_layer() -> None:
-    layer, x, residual = FusedLinear(6, 4, epilogue=RESIDUAL), torch.randn(2, 3, 6), torch.randn(2, 3, 4)
-    torch.testing.assert_close(layer(x, residual=residual), F.linear(x, layer.weight, layer.bias) + residual)
-    with pytest.raises(EpilogueError, match="missing operand residual"):
-        layer(x)
-    with pytest.raises(EpilogueError, match="unknown operand scale"):
-        layer(x, residual=residual, scale=1.0)
-    with pytest.raises(EpilogueError, match="operand bias: the layer gives its own"):
-        layer(x, residual=residual, bias=torch.randn(4))
-    with pytest.raises(ProblemError, match="K=5 and b has K=6"):
-        layer(x[..., :5], residual=residual)
-
-
-@pytest.mark.parametrize("epilogue", [reads_residual, ep.builders.activation("relu")], ids=str)
-def test_a_bias_without_an_operand(epilogue: ep.Epilogue) -> None:
-    with pytest.raises(ValueError, match=r"has no row operand called 'bias' for it: add one, or .* bias=False"):
-        FusedLinear(6, 4, epilogue=epilogue)
-    assert FusedLinear(6, 4, bias=False, epilogue=epilogue).epilogue is epilogue
-
-
-def test_a_bias_of_another_kind() -> None:
-    @ep.epilogue
-    def column(acc, bias: ep.Column):
-        return acc + bias
-
-    with pytest.raises(ValueError, match="the epilogue column has no row operand called 'bias'"):
-        FusedLinear(6, 4, epilogue=column)
-
-    @ep.epilogue
-    def automatic(acc, bias):
-        return acc + bias
-
-    layer, x = FusedLinear(6, 4, epilogue=automatic), torch.randn(5, 6)
-    torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
-
-
-@pytest.mark.parametrize("epilogue", [3, nn.ReLU()], ids=["number", "module"])
-def test_layer_of_no_epilogue(epilogue: Any) -> None:
-    with pytest.raises(TypeError, match="epilogue should be an Epilogue, a name or None"):
-        FusedLinear(6, 4, epilogue=epilogue)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("training", [True, False])
-def test_from_linear(bias: bool, training: bool) -> None:
-    plain = nn.Linear(6, 4, bias=bias, dtype=torch.float64).train(training)
-    plain.weight.requires_grad_(False)
-    before = torch.get_rng_state()
-    layer = FusedLinear.from_linear(plain, epilogue="tanh")
-    assert torch.equal(torch.get_rng_state(), before), "drew random numbers"
-    assert type(layer) is FusedLinear and layer.training == training
-    assert layer.weight is plain.weight and layer.bias is plain.bias  # tied, not copied
-    assert layer.weight.dtype == torch.float64 and layer.weight.device.type == "cpu"
-    assert not layer.weight.requires_grad and (not bias or layer.bias.requires_grad)
-    assert (layer.in_features, layer.out_features) == (6, 4)
-    x = torch.randn(5, 6, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), torch.tanh(plain(x)))
-    with torch.no_grad():
-        plain.weight.zero_()
-    assert not layer.weight.any()
-
-
-def test_from_linear_of_something_else() -> None:
-    with pytest.raises(TypeError, match=r"from_linear takes an nn\.Linear, got Conv2d"):
-        FusedLinear.from_linear(nn.Conv2d(1, 1, 1))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no row operand called 'bias'"):
-        FusedLinear.from_linear(nn.Linear(6, 4), epilogue=reads_residual)
-
-
-@each_layer
-def test_copies(make: Callable[[], FusedLinear]) -> None:
-    """Of the layer alone and within a model; they share nothing, and compute the same."""
-    layer = nn.Sequential(make()).eval()
-    buffer = io.BytesIO()
-    torch.save(layer, buffer)
-    buffer.seek(0)
-    copies = (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(buffer, weights_only=False))
-    for made in copies:
-        assert type(made[0]) is FusedLinear and not made.training
-        assert made[0].epilogue == layer[0].epilogue and made[0].weight.data_ptr() != layer[0].weight.data_ptr()
-        assert same_results(made, layer)
-
-
-def test_deepcopy_keeps_tied_parameters_tied() -> None:
-    first = FusedLinear(6, 6, epilogue="relu")
-    model = nn.ModuleList([first, FusedLinear.from_linear(first, epilogue="gelu")])
-    copied = copy.deepcopy(model)
-    assert copied[0].weight is copied[1].weight and copied[0].weight is not first.weight
-    assert len(list(model.parameters())) == 2
-
-
-def test_repr() -> None:
-    layer = FusedLinear(6, 4, epilogue="gelu")
-    assert repr(layer) == "FusedLinear(in_features=6, out_features=4, bias=True, epilogue=bias_gelu)"
-    assert "bias=False, epilogue=silu" in repr(FusedLinear(6, 4, bias=False, epilogue="silu"))
-
-
-def test_meta_then_empty() -> None:
-    layer = FusedLinear(6, 4, epilogue="relu", device="meta")
-    x = torch.empty(2, 3, 6, device="meta")
-    with torch.no_grad():
-        assert layer(x).shape == (2, 3, 4) and layer(x).device.type == "meta"
-    layer.to_empty(device="cpu").reset_parameters()
-    source = FusedLinear(6, 4, epilogue="relu")
-    layer.load_state_dict(source.state_dict())
-    assert same_results(layer, source)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_to(dtype: torch.dtype) -> None:
-    layer = FusedLinear(6, 4, epilogue="gelu")
-    weight = layer.weight.detach().clone()
-    assert layer.to(dtype) is layer and layer.weight.dtype == layer.bias.dtype == dtype
-    assert layer(torch.randn(5, 6, dtype=dtype)).dtype == dtype
-    assert torch.equal(layer.weight, weight.to(dtype))
-    assert FusedLinear(6, 4).half().bias.dtype == torch.float16
-    with pytest.raises(ProblemError, match="should have one dtype"):
-        layer.half()(torch.randn(5, 6))
-
-
-def test_layers_in_a_training_loop() -> None:
-    """A step of an optimiser goes down, and eval mode and no_grad change nothing about the values."""
-    model = nn.Sequential(FusedLinear(6, 16, epilogue="gelu"), FusedLinear(16, 1))
-    x, y = torch.randn(32, 6), torch.randn(32, 1)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(20):
-        optimiser.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] * 0.9
-    training = model(x)
-    with torch.no_grad():
-        torch.testing.assert_close(model.eval()(x), training)

@@ -67,8 +67,9 @@ EP_DEVICE float exp(float x) { return ::expf(x); }
 EP_DEVICE float sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + ::expf(-x)); }
 EP_DEVICE float tanh(float x) { return ::tanhf(x); }
 EP_DEVICE float silu(float x) { return __fdiv_rn(x, 1.0f + ::expf(-x)); }
-// 1 + erf(z) as erfc(-z): no cancellation where x is very negative
-EP_DEVICE float gelu_erf(float x) { return 0.5f * x * ::erfcf(-x * detail::kSqrtHalf); }
+// the normal distribution's own function, as in PyTorch's kernel: 1 + erf(z) cancels where x is very negative, and
+// erfc(-z) magnifies the rounding of z there (by 2 z^2)
+EP_DEVICE float gelu_erf(float x) { return x * ::normcdff(x); }
 EP_DEVICE float gelu_tanh(float x) { return __fdiv_rn(x, 1.0f + ::expf(-detail::gelu_argument(x))); }
 
 EP_DEVICE float abs(float x) { return fabsf(x); }

@@ -54,6 +54,8 @@ def test_operations(case: Case) -> None:
             limit += 2.0**-21  # of 16 bits: a few denormals of fp16, and the tails that 1 + erf(x) loses in PyTorch too
         elif name in CANCELLING or (name == "D" and case.epilogue.name.split("-to-")[0] in CANCELLING):
             limit += 2.0**-22 * 16  # inputs are up to about 16
+        else:
+            limit += 2.0**-51 * 16  # PyTorch's 1 + erf(x) and 1 + tanh(x) lose the tail in fp64 too
         beyond = (error > limit).sum().item()
         assert beyond == 0, f"{name}: {beyond} of {error.numel()} elements, by up to {(error - limit).max().item():.3e}"
 

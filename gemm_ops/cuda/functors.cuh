@@ -67,8 +67,8 @@ EP_DEVICE float exp(float x) { return ::expf(x); }
 EP_DEVICE float sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + ::expf(-x)); }
 EP_DEVICE float tanh(float x) { return ::tanhf(x); }
 EP_DEVICE float silu(float x) { return __fdiv_rn(x, 1.0f + ::expf(-x)); }
-// the normal distribution's own function, as in PyTorch's kernel: 1 + erf(z) cancels where x is very negative, and
-// erfc(-z) magnifies the rounding of z there (by 2 z^2)
+// the normal distribution's own function: 1 + erf(z) cancels where x is very negative, and erfc(-z) magnifies the
+// rounding of z there (by 2 z^2)
 EP_DEVICE float gelu_erf(float x) { return x * ::normcdff(x); }
 EP_DEVICE float gelu_tanh(float x) { return __fdiv_rn(x, 1.0f + ::expf(-detail::gelu_argument(x))); }
 

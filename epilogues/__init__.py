@@ -12,9 +12,12 @@ for i, j, (i, j) or all.  It is traced into an immutable :class:`EpilogueTree`; 
 and rounded at explicit casts and when stored, nowhere else.
 
 Where to look: ``tree`` (the data), ``operations`` (the table), ``functions`` (what users call), ``tracing``,
-``symbol``, ``torch_calls`` and ``torch_signatures`` (from function to tree), ``refusals`` and ``validation``
-(what is refused, and how), ``reference`` (what a tree means), ``operand_shapes`` (how operands spread),
-``builders`` (ready-made ones).  Nothing here knows of GEMM kernels.
+``symbol``, ``torch_calls``, ``torch_signatures`` and ``torch_losses`` (from function to tree), ``refusals``,
+``refusal_reasons`` and ``validation`` (what is refused, and how; ``error_catalogue`` lists it all), ``reference``
+(what a tree means), ``operand_shapes`` (how operands spread), ``passes`` (from tree to tree: simplification, eager
+rounding, compute dtypes), ``gradients`` (the backward of an epilogue), ``analysis`` (bytes, registers, dtypes),
+``builders`` (ready-made ones), ``render``, ``graphs`` and ``serialize`` (a tree as text, pictures and JSON).
+Nothing here knows of GEMM kernels.
 """
 
 from . import builders, functions

@@ -22,21 +22,29 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
 from .errors import EpilogueError
 from .operand_shapes import check_names, is_number, operand_number
+from .outputs import Outputs
+from .passes.compute_dtype import with_compute_dtype
 from .reference import evaluate, round_number
 from .source import explain, plain_function, short, user_location
 from .symbol import Symbol
 from .tracing import Trace, replay, trace, trace_of
-from .tree import MAIN_OUTPUT, EpilogueTree, Kind, Operand
+from .tree import MAIN_OUTPUT, ROUNDINGS, EpilogueTree, Kind, Operand
 from .validation import validate
+
+if TYPE_CHECKING:
+    from gemm_ops.explain import Report
+
+    from .gradients.backward import Backward
 
 
 class Epilogue:
@@ -45,10 +53,18 @@ class Epilogue:
     __name__: str
     __qualname__: str
 
-    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str | None = None,
+        *,
+        rounding: str = "once",
+        compute_dtype: torch.dtype = torch.float32,
+    ) -> None:
         chosen = name or str(getattr(function, "__name__", type(function).__name__))
         is_module = isinstance(function, torch.nn.Module)
-        self._set(trace(function, chosen), chosen)
+        tree = trace(function, chosen, _known_rounding(rounding))
+        self._set(with_compute_dtype(tree, compute_dtype), chosen)
         self.__qualname__ = chosen
         # the attributes of a function, not the state of an object that can be called
         updated = ("__dict__",) if inspect.isfunction(function) else ()
@@ -92,6 +108,33 @@ class Epilogue:
         """The outputs' names, "D" first."""
         return tuple(store.name for store in self.tree.outputs)
 
+    def with_rounding(self, rounding: str) -> Epilogue:
+        """The same epilogue with its values rounded in another way.
+
+            >>> unfused = ep.builders.bias_activation("gelu").with_rounding("eager")
+
+        Args:
+            rounding: "once", at explicit casts and when stored; "eager", after the GEMM and after every operation as
+                eager PyTorch does after ``torch.matmul``; "eager_linear", as after ``F.linear``, which adds its bias
+                (a row operand added to the accumulator) before it rounds.  See :mod:`epilogues.passes.eager_rounding`.
+
+        Raises:
+            EpilogueError: for any other rounding.
+        """
+        if _known_rounding(rounding) == self.tree.rounding:
+            return self
+        return Epilogue.from_tree(replace(self.tree, rounding=rounding), self.name)
+
+    def with_compute_dtype(self, dtype: torch.dtype | str) -> Epilogue:
+        """The same epilogue with every operation computed in ``dtype``; see :mod:`epilogues.passes.compute_dtype`.
+
+        Raises:
+            DtypeError: for dtypes other than float32, float16 and bfloat16.
+            EpilogueError: if the epilogue has eager rounding.
+        """
+        tree = with_compute_dtype(self.tree, dtype)
+        return self if tree is self.tree else Epilogue.from_tree(tree, self.name)
+
     def __call__(self, acc: Any, /, *args: Any, **operands: Any) -> Any:
         """Inside another epilogue: this one, of its values.  On tensors: :meth:`reference`.
 
@@ -105,6 +148,13 @@ class Epilogue:
             check_names(self.tree, named)
         except EpilogueError as error:
             raise EpilogueError(explain(f"epilogue {self.name}: {error}", user_location())) from None
+        if self.tree.rounding != "once" and self.tree.rounding != recorder.rounding:
+            message = (
+                f"epilogue {self.name} has rounding={self.tree.rounding!r} and is used in epilogue {recorder.name}, "
+                f"which has rounding={recorder.rounding!r}"
+            )
+            advice = f"declare both alike, or use {self.name}.with_rounding('once')"
+            raise EpilogueError(explain(message, user_location(), instead=advice))
         start = recorder.value(acc)
         return self._compose(start, {op.name: self._given(recorder, op, named[op.name]) for op in self.tree.operands})
 
@@ -119,7 +169,7 @@ class Epilogue:
     def _compose(self, acc: Symbol, values: dict[str, Symbol]) -> Any:
         # the tree and not the function: what that closes over, or the object it is a method of, may have changed
         outputs = replay(self.tree, acc, values)
-        return outputs if len(outputs) > 1 else outputs[MAIN_OUTPUT]
+        return Outputs(outputs, self.name) if len(outputs) > 1 else outputs[MAIN_OUTPUT]
 
     def _by_name(self, args: tuple[Any, ...], operands: dict[str, Any]) -> dict[str, Any]:
         names = list(self.operands)
@@ -164,6 +214,59 @@ class Epilogue:
         )
         return outputs if len(outputs) > 1 else outputs[MAIN_OUTPUT]
 
+    def backward(
+        self,
+        needs: Iterable[str] | None = None,
+        *,
+        outputs: Iterable[str] | None = None,
+        dtype: torch.dtype | str | None = None,
+        save_dtype: torch.dtype | str | None = None,
+        m: int = 4096,
+        n: int = 4096,
+    ) -> Backward:
+        """The epilogues of the backward pass, and the forward that stores what they read.
+
+        ``bias_gelu.backward(needs=("accumulator", "bias"))``; see :func:`epilogues.gradients.derivative.derivative`.
+        """
+        from .gradients.derivative import derivative
+
+        return derivative(self, needs, outputs=outputs, dtype=dtype, save_dtype=save_dtype, m=m, n=n)
+
+    def explain(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: torch.dtype | str = torch.bfloat16,
+        operand_dtypes: Mapping[str, torch.dtype | str] | None = None,
+        device: str | torch.device | None = None,
+        measure: bool = False,
+    ) -> Report:
+        """The fusion decision report for a product (M, K) by (K, N): whether to fuse, and why; computes nothing.
+
+            >>> report = scaled_residual.explain(4096, 4096, 4096)
+            >>> print(report)                      # or report.to_markdown(), report.to_json(), report.decision ...
+
+        The one place where the language asks the machine: the report is made by :mod:`gemm_ops.explain`, which knows
+        kernels and devices, and which is imported here and not before.
+
+        Args:
+            m, n, k: extents, from 0 on; M is the product of all leading dimensions.
+            dtype: of the matrices: bfloat16, float16 or float32.
+            operand_dtypes: name -> dtype of operands that differ from what the epilogue fixes or the matrices have.
+            device: whose speed to reckon with: a name such as "h200" or "a100-80", or a CUDA device; None: the current
+                CUDA device, and an H200 where there is none.
+            measure: measure the CUDA device's bandwidth instead of taking the published one.
+
+        Raises:
+            EpilogueError: (or a subclass) for extents, dtypes, operands or a device that make no sense, and for an
+                operand whose kind is not annotated.
+        """
+        from gemm_ops.explain import explain as make_report
+
+        return make_report(self, m, n, k, dtype=dtype, operand_dtypes=operand_dtypes, device=device, measure=measure)
+
     def _identity(self) -> tuple[object, ...]:
         return (self.tree, tuple(self.operands), self.outputs)
 
@@ -193,16 +296,36 @@ def _rebuild(text: str, name: str, doc: str | None) -> Epilogue:
     return made
 
 
-@overload
-def epilogue(function: Callable[..., Any], /, *, name: str | None = None) -> Epilogue: ...
+def _known_rounding(rounding: str) -> str:
+    if rounding not in ROUNDINGS:
+        raise EpilogueError(f"expected a rounding among {', '.join(map(repr, ROUNDINGS))}, got {short(rounding)}")
+    return rounding
 
 
 @overload
-def epilogue(*, name: str | None = None) -> Callable[[Callable[..., Any]], Epilogue]: ...
+def epilogue(
+    function: Callable[..., Any],
+    /,
+    *,
+    name: str | None = None,
+    rounding: str = "once",
+    compute_dtype: torch.dtype = torch.float32,
+) -> Epilogue: ...
+
+
+@overload
+def epilogue(
+    *, name: str | None = None, rounding: str = "once", compute_dtype: torch.dtype = torch.float32
+) -> Callable[[Callable[..., Any]], Epilogue]: ...
 
 
 def epilogue(
-    function: Callable[..., Any] | None = None, /, *, name: str | None = None
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    rounding: str = "once",
+    compute_dtype: torch.dtype = torch.float32,
 ) -> Epilogue | Callable[[Callable[..., Any]], Epilogue]:
     """Makes an epilogue of a function of the accumulator; see the module's example.
 
@@ -210,12 +333,14 @@ def epilogue(
         function: first parameter the accumulator, the others operands annotated Row, Column, Scalar or Aux.
             Or a module with such a ``forward``.
         name: what to call it; the function's name if not given.
+        rounding: where values are rounded; see :meth:`Epilogue.with_rounding`.
+        compute_dtype: what operations are computed in; see :meth:`Epilogue.with_compute_dtype`.
 
     Raises:
         EpilogueError: if the function cannot be fused, naming the line that is the reason.
     """
     if function is None:
-        return functools.partial(epilogue, name=name)
+        return functools.partial(epilogue, name=name, rounding=rounding, compute_dtype=compute_dtype)
     if not callable(function):
         hint = "" if not isinstance(function, str) else f"; did you mean epilogues.builders.activation({function!r})?"
         raise EpilogueError(f"epilogue: expected a function, got {type(function).__name__} {short(function)}{hint}")
@@ -225,5 +350,7 @@ def epilogue(
         )
         raise EpilogueError(f"epilogue: expected a function, got the class {function.__name__}{hint}")
     if isinstance(function, Epilogue):
-        return function if name is None else Epilogue.from_tree(function.tree, name)
-    return Epilogue(function, name)
+        made = function if name is None else Epilogue.from_tree(function.tree, name)
+        made = made if rounding == "once" else made.with_rounding(rounding)
+        return made.with_compute_dtype(compute_dtype)
+    return Epilogue(function, name, rounding=rounding, compute_dtype=compute_dtype)

@@ -7,7 +7,8 @@ Contract
 --------
 * The accumulator and the operands are converted to the compute dtype (float32, or float64 when asked); an
   operand is used at the value its own dtype holds, a number too where the epilogue fixes the dtype.
-* Every operation is computed in the compute dtype.  Values are rounded at each cast, and when stored.
+* Every operation is computed in the compute dtype.  Values are rounded at each cast, and when stored.  A tree with
+  eager rounding first gets eager PyTorch's casts; what the GEMM rounds to is ``out_dtype``, or the dtype of ``acc``.
 * ``compute_dtype=torch.float64, keep_casts=False`` gives the mathematical value to measure errors against:
   nothing is rounded, the outputs are float64.
 * Outputs have the accumulator's shape and are new tensors, never views of what was given.
@@ -61,22 +62,52 @@ def evaluate(
     if not acc.is_floating_point():
         raise DtypeError(f"acc: expected a floating dtype, got {acc.dtype}")
     check_names(tree, operands)
+    computed = tree if tree.rounding == "once" else _as_eager(tree, acc, operands, out_dtype)
     values: dict[int, Tensor] = {}
-    for node in tree.nodes:
+    for node in computed.nodes:
         values[id(node)] = _compute(node, values, acc, operands, compute_dtype, keep_casts)
 
     exact = compute_dtype == torch.float64 and not keep_casts
     taken = [acc, *(value for value in operands.values() if isinstance(value, Tensor))]
-    taken += [values[id(node)] for node in tree.nodes if isinstance(node, Operand | Accumulator)]
+    taken += [values[id(node)] for node in computed.nodes if isinstance(node, Operand | Accumulator)]
     outputs: dict[str, Tensor] = {}
-    for store in tree.outputs:
+    for store, rounded in zip(tree.outputs, computed.outputs, strict=True):
         dtype = compute_dtype if exact else _output_dtype(store, out_dtype, acc, compute_dtype)
-        result = values[id(store.value)].to(dtype)
+        result = values[id(rounded.value)].to(dtype)
         if any(result is other for other in taken):
             result = result.clone()
         taken.append(result)
         outputs[store.name] = result
     return outputs
+
+
+def _as_eager(
+    tree: EpilogueTree, acc: Tensor, operands: Mapping[str, Any], out_dtype: torch.dtype | str | None
+) -> EpilogueTree:
+    """The tree with the casts that eager PyTorch makes of these tensors."""
+    facts, ranks = {}, {}
+    for operand in tree.operands:
+        given = operands[operand.name]
+        is_tensor = isinstance(given, Tensor)
+        kind = bind_kind(operand, given.shape if is_tensor else given, tuple(acc.shape[:-1]), acc.shape[-1])
+        facts[operand.name] = kind, _narrow_name(given.dtype) if is_tensor else operand.dtype or "f32"
+        rank = promotion_rank(given)
+        if rank is not None:
+            ranks[operand.name] = rank
+    return tree.resolve(facts, _narrow_name(acc.dtype if out_dtype is None else out_dtype), ranks)
+
+
+def promotion_rank(given: object) -> str | None:
+    """How PyTorch's promotion counts an operand: "number", "0-dim", or None for a tensor with dimensions."""
+    if not isinstance(given, Tensor):
+        return "number"
+    return "0-dim" if given.ndim == 0 else None
+
+
+def _narrow_name(dtype: torch.dtype | str) -> str:
+    """The short name of a dtype that values are rounded to; "f32" for those that need no rounding."""
+    name = dtype if isinstance(dtype, str) else {torch.float16: "f16", torch.bfloat16: "bf16"}.get(dtype, "f32")
+    return dtype_name(name)
 
 
 def _compute(

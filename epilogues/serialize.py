@@ -5,7 +5,8 @@
 
 The form, version 1: a flat list of nodes, inputs before their users and named by their index, then the
 outputs.  Names are kept, source locations are not.  Constants are written with ``float.hex``, so that NaN,
-infinities and -0.0 survive::
+infinities and -0.0 survive.  "rounding" of the tree and "intermediate" of an operation are there where they are not
+"once" and false::
 
     {"version": 1,
      "nodes": [{"node": "accumulator"},
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 
 from .errors import EpilogueError
 from .source import short
-from .tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand, Store
+from .tree import ROUNDINGS, Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand, Store
 from .validation import validate
 
 VERSION = 1
@@ -38,7 +39,8 @@ def tree_to_json(tree: EpilogueTree) -> str:
     index = {id(node): i for i, node in enumerate(tree.nodes)}
     nodes = [_write(node, [index[id(child)] for child in node.inputs]) for node in tree.nodes]
     outputs = [{"name": s.name, "dtype": s.dtype, "value": index[id(s.value)]} for s in tree.outputs]
-    return json.dumps({"version": VERSION, "nodes": nodes, "outputs": outputs})
+    rounding = {} if tree.rounding == "once" else {"rounding": tree.rounding}
+    return json.dumps({"version": VERSION, **rounding, "nodes": nodes, "outputs": outputs})
 
 
 def tree_from_json(text: str) -> EpilogueTree:
@@ -74,7 +76,10 @@ def read_tree(text: str) -> EpilogueTree:
         where = f"output {i}"
         name, dtype = _field(item, "name", str, where), _dtype(item, where)
         outputs.append(Store(name, _earlier(item.get("value"), nodes, where), dtype))
-    return EpilogueTree(tuple(outputs))
+    rounding = data.get("rounding", "once")
+    if rounding not in ROUNDINGS:
+        raise EpilogueError(f"expected a rounding among {', '.join(ROUNDINGS)}, got {short(rounding)}")
+    return EpilogueTree(tuple(outputs), rounding)
 
 
 def _write(node: Node, inputs: list[int]) -> dict[str, Any]:
@@ -84,7 +89,8 @@ def _write(node: Node, inputs: list[int]) -> dict[str, Any]:
     if isinstance(node, Constant):
         return {"node": "constant", "value": float(node.value).hex()}
     if isinstance(node, Apply):
-        return {"node": "apply", "operation": node.operation, "inputs": inputs}
+        mark = {"intermediate": True} if node.intermediate else {}
+        return {"node": "apply", "operation": node.operation, "inputs": inputs, **mark}
     if isinstance(node, Cast):
         return {"node": "cast", "dtype": node.dtype, "inputs": inputs}
     return {"node": "accumulator"}
@@ -108,7 +114,10 @@ def _read(item: Any, earlier: list[Node], where: str) -> Node:
         except (ValueError, OverflowError):
             raise EpilogueError(f"{where}: expected a number as float.hex writes it, got {value!r}") from None
     if tag == "apply":
-        return Apply(_field(item, "operation", str, where), _inputs(item, earlier, where))
+        mark = item.get("intermediate", False)
+        if not isinstance(mark, bool):
+            raise EpilogueError(f"{where}: expected intermediate to be true or false, got {short(mark)}")
+        return Apply(_field(item, "operation", str, where), _inputs(item, earlier, where), mark)
     if tag == "cast":
         inputs = _inputs(item, earlier, where)
         if len(inputs) != 1:

@@ -84,7 +84,8 @@ class Symbol:
         return _call("__truediv__", self, other)
 
     def __rtruediv__(self, other: Any) -> Symbol:
-        return _call("__truediv__", other, self)
+        # as torch.Tensor has it
+        return _call("__mul__", _call("reciprocal", self), other)
 
     def __floordiv__(self, other: Any) -> Symbol:
         return _call("__floordiv__", self, other)

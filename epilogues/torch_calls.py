@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from .errors import UnsupportedOperationError
+from .outputs import one_value
 from .refusals import refuse, refuse_in_place
 from .source import explain, user_location
 from .symbol import Symbol
@@ -41,6 +42,7 @@ def call(name: str, args: Iterable[Any], keywords: dict[str, Any]) -> Any:
     function = CALLS.get(plain)
     if function is None:
         refuse(name)
+    args = tuple(one_value(value) for value in args)
     if keywords.get("out") is not None:
         refuse_in_place(
             f"{name} with out=", 'use the result; to store it, make it an output: return {"D": ..., "name": value}'

@@ -5,7 +5,7 @@
 
 :data:`CALLS` maps each of PyTorch's names to a Python function with PyTorch's arguments, by its names, in its order
 and with its defaults; :mod:`epilogues.torch_calls` looks names up there.  Where a function and a method of one name
-take their arguments in another order, the method is in :data:`METHODS`.
+take their arguments in another order, the method is in :data:`METHODS`.  Losses come from :mod:`.torch_losses`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from .operand_shapes import is_number
 from .refusals import refuse
 from .source import explain, short, user_location
 from .symbol import Symbol
+from .torch_losses import LOSSES
 
-CALLS: dict[str, Callable[..., Any]] = {}
+CALLS: dict[str, Callable[..., Any]] = {**LOSSES}
 METHODS: dict[str, Callable[..., Any]] = {}
 
 #: Functions of one value, and what else PyTorch calls them: ``name alias ...``.
@@ -32,13 +33,13 @@ _UNARY = """
 neg negative; abs absolute; sign sgn; floor; ceil; trunc fix; frac; reciprocal; square; sqrt; rsqrt; deg2rad; rad2deg
 exp; exp2; expm1; log; log2; log10; log1p; erf; erfc; sin; cos; tan; asin arcsin; acos arccos; atan arctan
 sinh; cosh; tanh; asinh arcsinh; acosh arccosh; atanh arctanh; sigmoid expit; logsigmoid log_sigmoid; softsign
-tanhshrink; isnan; isinf; isfinite; isposinf; isneginf; signbit; logical_not
+tanhshrink; isnan; isinf; isfinite; isposinf; isneginf; signbit; logical_not; sinc; entr; ndtr; angle
 """
 #: Functions of two values.
 _BINARY = """
 mul multiply; minimum; maximum; fmin; fmax; copysign; hypot; fmod; remainder mod; floor_divide floordiv; pow
-float_power; atan2 arctan2; logaddexp; logaddexp2; xlogy; gt greater; ge greater_equal; lt less; le less_equal; eq
-ne not_equal; logical_and; logical_or; logical_xor
+float_power; atan2 arctan2; logaddexp; logaddexp2; xlogy; xlog1py; gt greater; ge greater_equal; lt less; le less_equal
+eq; ne not_equal; logical_and; logical_or; logical_xor
 """
 #: Functions of one value that can also write in place.
 _INPLACE = "relu relu6 silu selu mish hardswish hardsigmoid"
@@ -81,21 +82,28 @@ _register(_INPLACE.replace(" ", ";"), _unary_inplace)
 
 @_names("add")
 def _add(input: Any, other: Any, *, alpha: Any = 1) -> Any:
-    return ep.add(input, _times(other, alpha))
+    return _plus(input, other, alpha)
 
 
 @_names("sub", "subtract")
 def _sub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
-    return ep.sub(input, _times(other, alpha))
+    return ep.sub(input, other) if _is_one(alpha) else _plus(input, other, -alpha)
 
 
 @_names("rsub")
 def _rsub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
-    return ep.sub(other, _times(input, alpha))
+    return ep.sub(other, input) if _is_one(alpha) else _plus(other, input, -alpha)
 
 
-def _times(value: Any, alpha: Any) -> Any:
-    return value if is_number(alpha) and alpha == 1 else ep.mul(value, alpha)
+def _plus(input: Any, other: Any, alpha: Any) -> Any:
+    """``input + alpha * other``, rounded once as PyTorch's kernel does."""
+    if _is_one(alpha):
+        return ep.add(input, other)
+    return ep.add(input, other * alpha) if is_number(other) else ep.fma(other, alpha, input)
+
+
+def _is_one(alpha: Any) -> bool:
+    return is_number(alpha) and alpha == 1
 
 
 @_names("div", "divide", "true_divide", "truediv")
@@ -114,9 +122,19 @@ def _pow(input: Any, exponent: Any) -> Any:
     return ep.pow(input, exponent)
 
 
-@_names("positive", "pos")
+@_names("positive", "pos", "conj", "conj_physical", "resolve_conj", "resolve_neg")
 def _positive(input: Any) -> Any:
-    return input
+    return input  # values are real
+
+
+@_names("is_floating_point")
+def _is_floating_point(input: Any) -> bool:
+    return not is_conditional(input)
+
+
+@_names("is_complex")
+def _is_complex(input: Any) -> bool:
+    return False
 
 
 @_names("round")
@@ -275,6 +293,11 @@ def _alpha_dropout(
 def _rrelu(input: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
     if training:
         refuse("rrelu")
+    for bound in (lower, upper):
+        if not is_number(bound):
+            raise UnsupportedOperationError(
+                explain(f"rrelu: expected numbers for lower and upper, got {short(bound)}", user_location())
+            )
     return ep.leaky_relu(input, (lower + upper) / 2)
 
 

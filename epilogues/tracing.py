@@ -34,6 +34,7 @@ from .dtypes import dtype_name, torch_dtype
 from .errors import BroadcastError, DtypeError, EpilogueError, UnsupportedOperationError
 from .operand_shapes import is_number
 from .operations import ON_CONDITIONS, OPERATIONS, is_condition
+from .outputs import one_value
 from .signature import Parameter, read_parameters
 from .source import explain, function_location, raised_at, short, shortened, user_location
 from .symbol import Symbol
@@ -66,12 +67,14 @@ class _Declaration:
 class Trace:
     """The nodes made while one function runs; equal nodes are made once."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, rounding: str = "once") -> None:
         self.name = name
+        self.rounding = rounding
         self._with_gradients = torch.is_grad_enabled()
         #: where the nodes now made come from, if not from the line that is running
         self.location: SourceLocation | None = None
         self._nodes: dict[tuple[object, ...], Node] = {}
+        self._depth = 0  # of functions that count as one
         self._declarations: dict[int, _Declaration] = {}  # by position, of operands handed on as they are
 
     def accumulator(self) -> Symbol:
@@ -94,8 +97,31 @@ class Trace:
             (self.condition(value) if position in row.conditions else self.value(value)).node
             for position, value in enumerate(values)
         )
-        key = (operation, *(id(node) for node in inputs))
-        return self._symbol(key, lambda: Apply(operation, inputs, location=self._location()))
+        return self._made(operation, inputs, self._depth > 0)
+
+    def _made(self, operation: str, inputs: tuple[Node, ...], intermediate: bool) -> Symbol:
+        key = (operation, intermediate, *(id(node) for node in inputs))
+        return self._symbol(key, lambda: Apply(operation, inputs, intermediate, location=self._location()))
+
+    def as_intermediate(self, operation: str, *values: Any) -> Symbol:
+        """The operation as a step within one PyTorch function."""
+        self._depth += 1
+        try:
+            return self.apply(operation, *values)
+        finally:
+            self._depth -= 1
+
+    def as_one_function(self, compute: Callable[[], Any]) -> Any:
+        """What a function returns that is one function to PyTorch: all that it makes but its result is intermediate."""
+        self._depth += 1
+        try:
+            result = compute()
+        finally:
+            self._depth -= 1
+        node = result.node if isinstance(result, Symbol) else None
+        if self._depth == 0 and isinstance(node, Apply) and node.intermediate:
+            return self._made(node.operation, node.operands, False)
+        return result
 
     def _apply_to_conditions(self, operation: str, *values: Any) -> Symbol:
         """Arithmetic that on tensors of dtype bool is logic, or an error."""
@@ -114,7 +140,9 @@ class Trace:
     def value(self, value: Any) -> Symbol:
         """The symbol of a value; of a condition 1.0 where it is true and 0.0 where not."""
         symbol = self.lift(value)
-        return self.apply("where", symbol, 1.0, 0.0) if is_condition(symbol.node) else symbol
+        if not is_condition(symbol.node):
+            return symbol
+        return self._made("where", (symbol.node, self.constant(1.0).node, self.constant(0.0).node), True)
 
     def condition(self, value: Any) -> Symbol:
         """The symbol of a condition: itself, or what stands for a Python bool.
@@ -146,6 +174,7 @@ class Trace:
 
     def lift(self, value: Any) -> Symbol:
         """The symbol of a value: itself, or the constant that a Python number stands for."""
+        value = one_value(value)
         if isinstance(value, Symbol):
             if value.recorder is not self:
                 raise EpilogueError(
@@ -259,22 +288,23 @@ def _is_condition(value: Any) -> bool:
 
 def trace_of(values: Iterable[Any]) -> Trace | None:
     """The trace that the first symbol among the values belongs to; None if there is none."""
-    return next((value.recorder for value in values if isinstance(value, Symbol)), None)
+    return next((value.recorder for value in map(one_value, values) if isinstance(value, Symbol)), None)
 
 
-def trace(function: Callable[..., Any], name: str) -> EpilogueTree:
+def trace(function: Callable[..., Any], name: str, rounding: str = "once") -> EpilogueTree:
     """The tree that a function of the accumulator and operands computes.
 
     Args:
         function: see the module's contract.
         name: what error messages call it.
+        rounding: the tree's.
 
     Raises:
         EpilogueError: one of its subclasses says what cannot be fused; itself, what is wrong with the
             function's parameters or what it returns.
     """
     parameters = read_parameters(function, name)
-    recorder = Trace(name)
+    recorder = Trace(name, rounding)
     acc = recorder.accumulator()
     operands = {p.name: recorder.operand(p, position) for position, p in enumerate(parameters)}
     positional = [operands[p.name] for p in parameters if not p.keyword_only]
@@ -282,7 +312,7 @@ def trace(function: Callable[..., Any], name: str) -> EpilogueTree:
     result = _run(function, name, acc, *positional, **keywords)
     where = function_location(function)
     try:
-        tree = recorder.declared(EpilogueTree(_stores(result, recorder)))
+        tree = recorder.declared(EpilogueTree(_stores(result, recorder), rounding))
         used = {node.name for node in tree.operands}
         unused = [operand_name for operand_name in operands if operand_name not in used]
         if unused:
@@ -335,7 +365,7 @@ def _stores(result: Any, recorder: Trace) -> tuple[Store, ...]:
     for key, value in result.items():
         if not isinstance(key, str) or not key.isidentifier():
             raise EpilogueError(f"returned an output named {key!r}; expected a name such as 'preact'")
-        if not isinstance(value, Symbol):
+        if not isinstance(one_value(value), Symbol):
             raise EpilogueError(f"output {key!r} is {_describe(value)}; expected a value of the epilogue")
     order = [MAIN_OUTPUT, *(key for key in result if key != MAIN_OUTPUT)]
     return tuple(Store(key, recorder.lift(result[key]).node) for key in order)
@@ -380,4 +410,7 @@ def _again(
     if isinstance(node, Cast):
         return recorder.cast(done[id(node.value)], node.dtype)
     assert isinstance(node, Apply)
-    return recorder.apply(node.operation, *(done[id(child)] for child in node.operands))
+    values = [done[id(child)] for child in node.operands]
+    if node.intermediate:
+        return recorder.as_intermediate(node.operation, *values)
+    return recorder.apply(node.operation, *values)

@@ -16,6 +16,8 @@ Contract
   that is known), a :class:`Cast` the dtype it names, everything else the compute dtype, float32.  An
   operation converts its inputs to the compute dtype, computes there, and does *not* round its result:
   values are rounded exactly at :class:`Cast` and :class:`Store`, nowhere else.
+* Rounding is the tree's: "once" as just said, or as eager PyTorch rounds, which takes the dtypes of a call, so
+  that :meth:`EpilogueTree.resolve` inserts the casts (:mod:`epilogues.passes.eager_rounding`).
 * Identity is structure.  ``tree == other`` and ``hash(tree)`` go by :attr:`EpilogueTree.rows`, the tree
   written out as a flat tuple in which operands are numbered; names of operands and of auxiliary outputs,
   and source locations, are labels and do not count.  Caches of compiled kernels rest on that.
@@ -28,7 +30,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from .dtypes import dtype_name
 
@@ -59,7 +61,7 @@ class SourceLocation:
         return f"{self.file}:{self.line}" + (f": {text}" if text else "")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Node:
     """A value of the graph.  Compared by identity; whole trees are compared by structure."""
 
@@ -69,16 +71,26 @@ class Node:
     def inputs(self) -> tuple[Node, ...]:
         return ()
 
+    def _is_node(self, name: str) -> bool:
+        value = getattr(self, name)
+        return isinstance(value, Node) or (isinstance(value, tuple) and all(isinstance(v, Node) for v in value))
+
+    def __repr__(self) -> str:
+        # inputs by their class only: written out, a graph with sharing may have exponentially many nodes
+        own = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr and not self._is_node(f.name)]
+        inputs = [type(child).__name__ for child in self.inputs]
+        return f"{type(self).__name__}({', '.join([*own, *inputs])})"
+
     def __deepcopy__(self, memo: dict[int, object]) -> Node:
         return self  # it never changes, and a copy node by node would recurse through long chains
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Accumulator(Node):
     """The element (i, j) of A @ B, in the accumulator's dtype (float32)."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Operand(Node):
     """A tensor or number handed in with the call.  ``position`` numbers the operands of one tree."""
 
@@ -88,26 +100,31 @@ class Operand(Node):
     dtype: str | None = None  # short dtype name; None: whatever the caller's tensor has
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Constant(Node):
     """A number written in the epilogue itself."""
 
     value: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Apply(Node):
-    """An operation of the table, by name, on values."""
+    """An operation of the table, by name, on values.
+
+    ``intermediate``: a step within one PyTorch function, such as the product of ``torch.addcmul``: eager PyTorch does
+    not round it.
+    """
 
     operation: str
     operands: tuple[Node, ...]
+    intermediate: bool = False
 
     @property
     def inputs(self) -> tuple[Node, ...]:
         return self.operands
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Cast(Node):
     """Rounds a value to a dtype (to nearest, ties to even)."""
 
@@ -128,6 +145,11 @@ class Store:
     dtype: str | None = None
 
 
+#: How values are rounded: at casts and stores only; or after every operation, as eager PyTorch does after
+#: ``torch.matmul``, or after ``F.linear``, which adds a row (its bias) before it rounds.
+ROUNDINGS = ("once", "eager", "eager_linear")
+
+
 #: One node of :attr:`EpilogueTree.rows`: its class name, its own attributes, the indices of its inputs.
 Row = tuple[str, tuple[object, ...], tuple[int, ...]]
 
@@ -138,9 +160,11 @@ class EpilogueTree:
 
     Args:
         outputs: one or more stores with different names; the first is the main output.
+        rounding: one of :data:`ROUNDINGS`.
     """
 
     outputs: tuple[Store, ...]
+    rounding: str = "once"
 
     @functools.cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -171,6 +195,8 @@ class EpilogueTree:
         index = {id(node): i for i, node in enumerate(self.nodes)}
         rows = [_row(node, tuple(index[id(child)] for child in node.inputs)) for node in self.nodes]
         rows += [("Store", (store.dtype,), (index[id(store.value)],)) for store in self.outputs]
+        if self.rounding != "once":
+            rows.append(("Rounding", (self.rounding,), ()))
         return tuple(rows)
 
     def __eq__(self, other: object) -> bool:
@@ -191,26 +217,49 @@ class EpilogueTree:
             if new is None:
                 new = _with_inputs(node, tuple(done[id(child)] for child in node.inputs))
             done[id(node)] = new
-        return EpilogueTree(tuple(replace(store, value=done[id(store.value)]) for store in self.outputs))
+        return replace(self, outputs=tuple(replace(store, value=done[id(store.value)]) for store in self.outputs))
 
     def resolve(
         self,
         operands: Mapping[str, tuple[Kind, str]],
         default_dtype: str,
+        ranks: Mapping[str, str] | None = None,
     ) -> EpilogueTree:
-        """The tree with every kind and dtype known, as a kernel or an exact description needs it.
+        """The tree with every kind, dtype and rounding known, as a kernel or an exact description needs it.
 
         Args:
             operands: name -> (kind, short dtype name) of every operand.
             default_dtype: short dtype name of outputs that do not name one (the GEMM's input dtype).
+            ranks: of a tree with eager rounding, what PyTorch promotes by: the names of operands that are not
+                tensors with dimensions -> "number" (Python's) or "0-dim".
         """
+        from .passes.eager_rounding import insert_eager_casts
+
         change: dict[int, Node] = {}
         for node in self.operands:
             kind, dtype = operands[node.name]
             change[id(node)] = replace(node, kind=kind, dtype=dtype_name(dtype))
         tree = self.map_nodes(change)
         stores = tuple(replace(s, dtype=self.output_dtype(s, default_dtype)) for s in tree.outputs)
-        return EpilogueTree(stores)
+        tree = replace(tree, outputs=stores)
+        if self.rounding != "once":
+            tree = insert_eager_casts(tree, default_dtype, ranks or {})
+        return tree.without_intermediates()
+
+    def without_intermediates(self) -> EpilogueTree:
+        """The tree with every ``intermediate`` mark removed: they matter to eager rounding only."""
+        if not any(isinstance(node, Apply) and node.intermediate for node in self.nodes):
+            return self
+        done: dict[int, Node] = {}
+        known: dict[object, Node] = {}  # equal without the mark: shared again
+        for node in self.nodes:
+            new = _with_inputs(node, tuple(done[id(child)] for child in node.inputs))
+            if isinstance(new, Apply):
+                if new.intermediate:
+                    new = replace(new, intermediate=False)
+                new = known.setdefault((new.operation, *(id(child) for child in new.inputs)), new)
+            done[id(node)] = new
+        return replace(self, outputs=tuple(replace(store, value=done[id(store.value)]) for store in self.outputs))
 
     @staticmethod
     def output_dtype(store: Store, default_dtype: str) -> str:
@@ -274,7 +323,7 @@ def _row(node: Node, inputs: tuple[int, ...]) -> Row:
         # hex() keeps -0.0 and 0.0 apart and every NaN together, which == on floats does not
         attributes = (float(node.value).hex(),)
     elif isinstance(node, Apply):
-        attributes = (node.operation,)
+        attributes = (node.operation, "intermediate") if node.intermediate else (node.operation,)
     elif isinstance(node, Cast):
         attributes = (node.dtype,)
     return (type(node).__name__, attributes, inputs)

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from epilogues import Epilogue
+from epilogues.passes.simplify import simplify
 from epilogues.tree import EpilogueTree, Kind
 
 from .build.cache import find_library
@@ -75,7 +76,7 @@ class Call:
     """One call with everything about it known but the backend."""
 
     epilogue: Epilogue
-    tree: EpilogueTree  # resolved
+    tree: EpilogueTree  # resolved and simplified
     problem: Problem
     a: Tensor
     b: Tensor
@@ -147,7 +148,10 @@ def bind_call(
     a, b = _plain(a), _plain(b)
     problem, flat = read_problem(a, b)
     operands = bind_operands(epilogue.tree, given, problem)
-    signature = tuple((operand.facts.kind, operand.facts.dtype) for operand in operands)
+    rank = epilogue.tree.rounding != "once"  # nothing else goes by ranks
+    signature = tuple(
+        (operand.facts.kind, operand.facts.dtype, operand.facts.rank if rank else None) for operand in operands
+    )
     tree = _resolve(epilogue.tree, signature, problem.element or "f32")
     tensors = [a, b, *(value for value in given.values() if isinstance(value, Tensor))]
     differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -163,11 +167,12 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=1024)
-def _resolve(tree: EpilogueTree, signature: tuple[tuple[Kind, str], ...], element: str) -> EpilogueTree:
+def _resolve(tree: EpilogueTree, signature: tuple[tuple[Kind, str, str | None], ...], element: str) -> EpilogueTree:
     # equal trees may differ in the names of operands: whichever came first gives the labels of the resolved
     # tree, and nothing after this point looks at them
-    named = {operand.name: facts for operand, facts in zip(tree.operands, signature, strict=True)}
-    return tree.resolve(named, element)
+    named = {operand.name: (kind, dtype) for operand, (kind, dtype, _) in zip(tree.operands, signature, strict=True)}
+    ranks = {operand.name: rank for operand, (_, _, rank) in zip(tree.operands, signature, strict=True) if rank}
+    return simplify(tree.resolve(named, element, ranks))
 
 
 def decide(call: Call) -> Decision:

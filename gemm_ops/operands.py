@@ -19,7 +19,7 @@ from torch import Tensor
 
 from epilogues.dtypes import dtype_name
 from epilogues.operand_shapes import bind_kind, check_names, operand_number
-from epilogues.reference import check_dense, check_operand_dtype
+from epilogues.reference import check_dense, check_operand_dtype, promotion_rank
 from epilogues.tree import EpilogueTree, Kind
 
 from .errors import ProblemError
@@ -36,6 +36,7 @@ class OperandFacts:
         dtype: short dtype name it is loaded as; a number is "f32".
         aligned: whether it starts at a multiple of 16 bytes.
         matrix: the layout of an auxiliary matrix, else None.
+        rank: "number" or "0-dim" of what is no tensor with dimensions, as PyTorch's promotion counts it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class OperandFacts:
     dtype: str
     aligned: bool = True
     matrix: Matrix | None = None
+    rank: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def bind_operands(
         if not isinstance(value, Tensor):
             number = operand_number(operand, value)
             kind = bind_kind(operand, number, problem.m_shape, problem.n)
-            bound.append(BoundOperand(OperandFacts(operand.name, kind, operand.dtype or "f32"), None, number))
+            facts = OperandFacts(operand.name, kind, operand.dtype or "f32", rank="number")
+            bound.append(BoundOperand(facts, None, number))
             continue
         check_dense(f"operand {operand.name}", value)
         kind = bind_kind(operand, tuple(value.shape), problem.m_shape, problem.n)
@@ -86,7 +89,8 @@ def bind_operands(
         dtype = "f32" if value.dtype == torch.float64 else dtype_name(value.dtype)
         tensor, matrix = _addressable(value, kind, problem)
         aligned = address(tensor) % ACCESS_BYTES == 0
-        bound.append(BoundOperand(OperandFacts(operand.name, kind, dtype, aligned, matrix), tensor))
+        facts = OperandFacts(operand.name, kind, dtype, aligned, matrix, promotion_rank(value))
+        bound.append(BoundOperand(facts, tensor))
     return tuple(bound)
 
 

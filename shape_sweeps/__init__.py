@@ -2,6 +2,7 @@
 
     $ python -m shape_sweeps run --quick
     $ python -m shape_sweeps run --shapes suite-medium,33x65x127 --epilogues bias_gelu --json sweep.json
+    $ python -m shape_sweeps explain residual --shape 4096,4096,4096
     $ python -m shape_sweeps list
 
 The rooms, along the way of a case::
@@ -22,6 +23,7 @@ and around it, for the command line::
 
     cli                 the entry, and the exit codes
     options, commands   what can be asked for, and what is then done
+    explain_command     the report whether fusing an epilogue pays, which :mod:`gemm_ops.explain` makes
     outputs, streams    files that results go to; standard output, which may be closed, full or a broken pipe
     memory              which cases do not fit in it
 

@@ -1,4 +1,4 @@
-"""The entry of the command line: ``python -m shape_sweeps run`` and ``python -m shape_sweeps list``.
+"""The entry of the command line: ``python -m shape_sweeps run``, ``explain`` and ``list``.
 
     >>> main(["run", "--quick"])
     0
@@ -60,7 +60,11 @@ def _main(arguments: Sequence[str], stdout: Stream) -> int:
         with _interruptible():
             from . import commands, options
         chosen = options.parser().parse_args(arguments)
-        return commands.list_choices() if chosen.command == "list" else commands.run(chosen, arguments, stdout)
+        if chosen.command == "list":
+            return commands.list_choices()
+        if chosen.command == "explain":
+            return commands.explain(chosen)
+        return commands.run(chosen, arguments, stdout)
     except InputError as error:
         complain(error)
         return BAD_INPUT

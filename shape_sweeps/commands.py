@@ -1,4 +1,4 @@
-"""What the commands do: ``run`` a sweep and write its results, ``list`` what there is to choose from."""
+"""What the commands do: ``run`` a sweep and write its results, ``explain`` one epilogue, ``list`` the choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from . import cases, export, plots, report
+from . import cases, explain_command, export, plots, report
 from .catalogue import FORMULAS
 from .cli import BAD_INPUT, FAILURE, INTERRUPTED, OK, complain
 from .environment import describe
@@ -58,6 +58,15 @@ def run(options: argparse.Namespace, arguments: Sequence[str], stdout: Stream) -
     }
     written = [_write(output, makers[option]) for option, output in outputs.items()]
     return _exit_code(sweep, all(written))
+
+
+def explain(options: argparse.Namespace) -> int:
+    """``explain``.
+
+    Raises:
+        InputError: if the options make no sense.
+    """
+    return explain_command.run(options)
 
 
 def list_choices() -> int:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import epilogues as ep
 
-from . import cases
+from . import cases, explain_command
 from .catalogue import FORMULAS, parse_epilogues
 from .cli import EXIT_CODES
 from .environment import choose_device
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = root.add_subparsers(dest="command", required=True, metavar="run|list")
+    commands = root.add_subparsers(dest="command", required=True, metavar="run|list|explain")
     run = commands.add_parser(
         "run",
         help="run a sweep",
@@ -84,6 +84,13 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--max-seconds", type=_seconds, metavar="S", help="begin no case later than this; skip the rest")
     add("--jobs", type=_jobs, metavar="N", help="kernels to build at a time (default: one per core)")
+    explain = commands.add_parser(
+        "explain",
+        help="say whether fusing an epilogue pays",
+        description="The fusion decision report of an epilogue on a shape: bytes and time with and without fusing,"
+        " the kernel, dtypes, and what it does not do.  Runs nothing on the device.",
+    )
+    explain_command.add_arguments(explain)
     commands.add_parser(
         "list",
         help="print what there is to choose from",

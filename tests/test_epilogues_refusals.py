@@ -13,9 +13,12 @@ from torch.nn import functional as F
 import epilogues as ep
 from epilogues import EpilogueError, ReductionError, UnsupportedOperationError, epilogue
 from epilogues.errors import DtypeError
+from epilogues.outputs import Outputs
+from epilogues.refusal_reasons import COMMUNICATING_BY_NAME, EXPLAINED_BY_NAME
 from epilogues.refusals import communication
 from epilogues.source import explain
 from epilogues.torch_calls import CALLS
+from epilogues.torch_losses import LOSSES
 from epilogues.tree import SourceLocation
 
 W = torch.ones(4, 4)
@@ -118,6 +121,18 @@ COMMUNICATING = [
     ("cross_entropy", lambda x: F.cross_entropy(x, W)),
     ("mse_loss", lambda x: nn.MSELoss()(x, W)),
     ("soft_margin_loss", lambda x: F.soft_margin_loss(x, W)),
+    ("nll_loss", lambda x: F.nll_loss(x, INDEX[0], reduction="none")),
+    ("multi_margin_loss", lambda x: F.multi_margin_loss(x, INDEX[0], reduction="none")),
+    ("linalg_det", lambda x: torch.linalg.det(x)),
+    ("inverse", lambda x: x.inverse()),
+    ("cross", lambda x: torch.cross(x, x)),
+    ("gru_cell", lambda x: torch.gru_cell(x, x, W, W)),
+    ("cudnn_convolution", lambda x: torch.cudnn_convolution(x, W, (1,), (1,), (1,), 1, False, False, False)),
+    ("transpose_copy", lambda x: torch.transpose_copy(x, 0, 1)),
+    ("unsafe_chunk", lambda x: torch.unsafe_chunk(x, 2)),
+    ("atleast_2d", lambda x: torch.atleast_2d(x)),
+    ("argwhere", lambda x: torch.argwhere(x)),
+    ("trapz", lambda x: torch.trapz(x)),
 ]
 
 UNSUPPORTED = [
@@ -137,6 +152,24 @@ UNSUPPORTED = [
     ("isclose", lambda x: torch.isclose(x, x + 1)),
     ("lgamma", lambda x: torch.lgamma(x)),
     ("special_i0", lambda x: torch.special.i0(x)),
+    ("i0", lambda x: x.i0()),
+    ("special_gammaln", lambda x: torch.special.gammaln(x)),
+    ("erfinv", lambda x: torch.erfinv(x)),
+    ("digamma", lambda x: x.digamma()),
+    ("special_erfcx", lambda x: torch.special.erfcx(x)),
+    ("special_log_ndtr", lambda x: torch.special.log_ndtr(x)),
+    ("nextafter", lambda x: torch.nextafter(x, x + 1)),
+    ("gcd", lambda x: torch.gcd(x, x)),
+    ("frexp", lambda x: torch.frexp(x)),
+    ("isin", lambda x: torch.isin(x, W)),
+    ("polar", lambda x: torch.polar(x, x)),
+    ("imag", lambda x: x.imag),
+    ("real", lambda x: x.real),
+    ("quantize_per_tensor", lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)),
+    ("fake_quantize_per_tensor_affine", lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)),
+    ("register_hook", lambda x: x.register_hook(print)),
+    ("short", lambda x: x.short()),
+    ("is_nonzero", lambda x: x if torch.is_nonzero(x) else -x),
     ("div: expected rounding_mode", lambda x: torch.div(x, 2, rounding_mode="up")),
     ("a branch on a value", lambda x: x if x else -x),
     ("a branch on a value", lambda x: x and 1),
@@ -340,8 +373,8 @@ def test_dtypes():
 @pytest.mark.parametrize(
     ("function", "offered"),
     [
-        (lambda x: torch.lgamma(x), "language"),
-        (lambda x: torch.special.erfcx(x), "; did you mean erfc or erf?"),
+        (lambda x: x.no_such_method(), "language"),
+        (lambda x: x.soft_plus(), "; did you mean softplus?"),
         (lambda x: x.hard_sigmoid(), "; did you mean hardsigmoid or sigmoid?"),
     ],
 )
@@ -358,8 +391,134 @@ def test_the_line_is_that_of_the_innermost_user_function():
 
 
 def test_what_is_refused_is_not_also_supported():
-    both = {name for name in CALLS if communication(name)}
-    assert both == {"max", "min"}  # of two values, or over a dimension
+    both = {name for name in CALLS if communication(name)} - set(LOSSES)
+    assert both == {"max", "min"}  # of two values, or over a dimension; losses with a reduction, or without
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.lgamma(x),
+        lambda x: torch.special.bessel_j0(x),
+        lambda x: torch.special.shifted_chebyshev_polynomial_v(x, 3),
+        lambda x: torch.special.zeta(x, 2.0),
+        lambda x: x.erfinv(),
+        lambda x: x.lgamma_(),
+    ],
+)
+def test_no_device_function(function):
+    message = refused(function, UnsupportedOperationError)
+    assert "why: there is no device function for it in the operation table" in message
+    assert "instead: call torch's function on the GEMM's result" in message
+
+
+def test_no_name_is_in_two_tables():
+    assert not set(COMMUNICATING_BY_NAME) & set(EXPLAINED_BY_NAME)
+    for name in EXPLAINED_BY_NAME:
+        # what dropout and prelu do, or what Python asks of numbers, depends on the arguments
+        assert name not in CALLS or name in DEPENDS.split(), name
+
+
+DEPENDS = """
+    bool float floor ceil trunc and or xor invert prelu rrelu dropout alpha_dropout feature_alpha_dropout dropout1d
+    dropout2d dropout3d
+"""
+
+
+# losses, which reduce unless told otherwise
+
+
+@pytest.mark.parametrize("given", [{}, {"reduction": "mean"}, {"reduction": "sum"}], ids=str)
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_with_a_reduction(name, given):
+    loss, others = getattr(F, name), 2 if name in ("gaussian_nll_loss", "margin_ranking_loss") else 1
+    message = refused(lambda x: loss(x, *[x] * others, **given), ReductionError)
+    reduction = given.get("reduction", "mean")
+    assert message.startswith(f"{name} with reduction={reduction!r} communicates between elements (loss)")
+    assert 'instead: write reduction="none" for the loss of each element' in message
+
+
+def test_losses_by_their_older_arguments():
+    assert "reduction='sum'" in refused(lambda x: F.mse_loss(x, x, size_average=False), ReductionError)
+    assert "reduction='mean'" in refused(lambda x: F.mse_loss(x, x, reduce=True, reduction="none"), ReductionError)
+
+
+@pytest.mark.parametrize(
+    ("function", "why", "instead"),
+    [
+        (
+            lambda x: F.binary_cross_entropy(x, x, reduction="none"),
+            "every input is between 0 and 1",
+            "F.binary_cross_entropy_with_logits",
+        ),
+        (
+            lambda x: F.gaussian_nll_loss(x, x, x, reduction="none"),
+            "no variance is negative",
+            "0.5 * (torch.log(var) + (input - target) ** 2 / var)",
+        ),
+    ],
+)
+def test_losses_that_are_more_than_their_formula(function, why, instead):
+    message = refused(function, UnsupportedOperationError)
+    assert why in message.split("\n  why: ")[1]
+    assert instead in message.split("\n  instead: ")[1]
+
+
+def test_numbers_of_losses():
+    assert "for beta, got -1" in refused(lambda x: F.smooth_l1_loss(x, x, reduction="none", beta=-1), EpilogueError)
+    assert "for delta, got 0" in refused(lambda x: F.huber_loss(x, x, reduction="none", delta=0), EpilogueError)
+
+
+# several outputs where one value is wanted
+
+
+@epilogue
+def saving(acc):
+    return {"D": acc * 2, "preact": acc}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda outputs, x: outputs + 1,
+        lambda outputs, x: 2 * outputs,
+        lambda outputs, x: x + outputs,
+        lambda outputs, x: outputs - x,
+        lambda outputs, x: -outputs,
+        lambda outputs, x: abs(outputs),
+        lambda outputs, x: outputs > 0,
+        lambda outputs, x: x * (outputs == 0),
+        lambda outputs, x: x * (outputs != 0),
+        lambda outputs, x: torch.relu(outputs),
+        lambda outputs, x: F.gelu(outputs),
+        lambda outputs, x: torch.where(x > 0, outputs, x),
+        lambda outputs, x: torch.maximum(outputs, x),
+        lambda outputs, x: outputs.to(torch.bfloat16),
+        lambda outputs, x: outputs.relu(),
+        lambda outputs, x: float(outputs),
+    ],
+)
+def test_several_outputs_are_no_value(function):
+    def f(acc):
+        return function(Outputs(saving(acc), "saving"), acc)
+
+    with pytest.raises(EpilogueError) as caught:
+        epilogue(f)
+    message = str(caught.value)
+    assert message.startswith("epilogue saving has 2 outputs, D, preact, and was used as one value\n  at ")
+    assert 'instead: take the output that is meant: saving(...)["D"]' in message
+
+
+def test_several_outputs_are_a_dict():
+    def f(acc):
+        outputs = Outputs(saving(acc), "saving")
+        assert outputs == dict(outputs) and outputs != {} and "preact" in outputs and not hasattr(outputs, "_private")
+        return {**outputs, "sum": outputs["D"] + outputs["preact"]} | {"D": outputs["D"]}
+
+    made = epilogue(f)
+    assert made.outputs == ("D", "preact", "sum")
+    assert made.reference(torch.ones(1, 1))["sum"].item() == 3
+    assert epilogue(lambda acc: Outputs(saving(acc), "saving")).tree == saving.tree
 
 
 def test_operand_is_refused_too():
@@ -386,3 +545,20 @@ def test_operand_is_refused_too():
 )
 def test_the_way_out(function, instead):
     assert instead in refused(function, UnsupportedOperationError).split("\n  instead: ")[1]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda outputs, x: outputs + 1,
+        lambda outputs, x: torch.where(x > 0, outputs, x),
+        lambda outputs, x: ep.relu(outputs),
+        lambda outputs, x: ep.add(x, outputs),
+        lambda outputs, x: ep.cast(outputs, "f16"),
+        lambda outputs, x: saving(outputs),
+        lambda outputs, x: {"D": outputs},
+    ],
+)
+def test_what_a_call_with_several_outputs_gives_is_no_value(function):
+    with pytest.raises(EpilogueError, match="epilogue saving has 2 outputs, D, preact, and was used as one value"):
+        epilogue(lambda acc: function(saving(acc), acc))

@@ -19,15 +19,17 @@ One function for each row of :mod:`epilogues.operations`, and those that are com
 
 from __future__ import annotations
 
-from . import activations, arithmetic, comparisons, mathematics
+from . import activations, arithmetic, comparisons, mathematics, special
 from .activations import *  # noqa: F403
 from .apply import cast as cast
 from .arithmetic import *  # noqa: F403
 from .comparisons import *  # noqa: F403
 from .mathematics import *  # noqa: F403
+from .special import *  # noqa: F403
 
 __all__ = ["cast"]
 __all__ += activations.__all__
 __all__ += arithmetic.__all__
 __all__ += comparisons.__all__
 __all__ += mathematics.__all__
+__all__ += special.__all__

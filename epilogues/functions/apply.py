@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +50,22 @@ def apply(operation: str, *values: Any) -> Any:
     ]
     result = row.reference(*inputs)
     return result if tensors else result.item()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def one_function(function: _Function) -> _Function:
+    """Marks a function made of several operations that PyTorch has one kernel for: eager rounding rounds it once."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **keywords: Any) -> Any:
+        trace = trace_of((*args, *keywords.values()))
+        if trace is None:
+            return function(*args, **keywords)
+        return trace.as_one_function(lambda: function(*args, **keywords))
+
+    return wrapped  # type: ignore[return-value]
 
 
 def is_conditional(value: Any) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import EpilogueError
 from ..operand_shapes import is_number
 from ..source import explain, user_location
-from .apply import Value, apply
+from .apply import Value, apply, one_function
 from .comparisons import eq, gt, isnan, logical_and, logical_xor, lt, ne, where
 
 __all__ = [
@@ -90,14 +90,16 @@ def fma(x: Value, y: Value, z: Value) -> Any:
     return apply("fma", x, y, z)
 
 
+@one_function
 def addcmul(x: Value, a: Value, b: Value, value: Value = 1.0) -> Any:
-    """``x + value * a * b``."""
-    return add(x, mul(scaled(a, value), b))
+    """``x + value * a * b``, the last product and the sum rounded once."""
+    return fma(a, b, x) if is_number(value) and value == 1 else fma(value, mul(a, b), x)
 
 
+@one_function
 def addcdiv(x: Value, a: Value, b: Value, value: Value = 1.0) -> Any:
-    """``x + value * a / b``."""
-    return add(x, div(scaled(a, value), b))
+    """``x + value * (a / b)``, the product and the sum rounded once."""
+    return add(x, div(a, b)) if is_number(value) and value == 1 else fma(value, div(a, b), x)
 
 
 def scaled(x: Value, factor: Value) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..operand_shapes import is_number
-from .apply import Value, apply
+from .apply import Value, apply, one_function
 from .arithmetic import clamp, div, sub
 
 __all__ = [
@@ -136,6 +136,7 @@ def xlogy(x: Value, y: Value) -> Any:
     return apply("xlogy", x, y)
 
 
+@one_function
 def logit(x: Value, eps: float | None = None) -> Any:
     """``log(x / (1 - x))``, the inverse of sigmoid; with ``eps``, of x clamped to [eps, 1 - eps]."""
     if eps is not None:

@@ -17,16 +17,21 @@ are ordinary inputs (constants), so that a row needs no special cases.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..tree import Apply, Node
 from . import activations, arithmetic, comparisons, mathematics
 from .comparisons import ON_CONDITIONS
-from .row import Derivative, Operation
+from .costs import COSTS
+from .row import Cost, Derivative, Operation
 
-__all__ = ["ON_CONDITIONS", "OPERATIONS", "Derivative", "Operation", "is_condition"]
+__all__ = ["ON_CONDITIONS", "OPERATIONS", "Cost", "Derivative", "Operation", "is_condition"]
 
 #: name -> row
 OPERATIONS: dict[str, Operation] = {
-    row.name: row for module in (arithmetic, mathematics, activations, comparisons) for row in module.ROWS
+    row.name: replace(row, cost=Cost(*COSTS[row.name]))
+    for module in (arithmetic, mathematics, activations, comparisons)
+    for row in module.ROWS
 }
 
 

@@ -43,7 +43,7 @@ def _hardshrink(x: Tensor, lambd: Tensor) -> Tensor:
 
 
 def _softshrink(x: Tensor, lambd: Tensor) -> Tensor:
-    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0.0))
+    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, torch.where(x == x, 0.0, x)))
 
 
 def _threshold(x: Tensor, threshold: Tensor, value: Tensor) -> Tensor:
@@ -98,6 +98,7 @@ ROWS = (
         lambda f, x, slope, z: f.where(f.gt(x, 0.0), 1.0, slope),
         lambda f, x, slope, z: f.where(f.gt(x, 0.0), 0.0, x),
         note="second input: the negative slope",
+        keeps_numbers=True,
     ),
     row(
         "threshold",
@@ -117,7 +118,13 @@ ROWS = (
         _d_gelu_tanh,
         note="on the device x * sigmoid(2u): no cancellation where x is very negative",
     ),
-    row("quick_gelu", lambda x: x * torch.sigmoid(_QUICK * x), _d_quick_gelu, note="x * sigmoid(1.702 x)"),
+    row(
+        "quick_gelu",
+        lambda x: x * torch.sigmoid(_QUICK * x),
+        _d_quick_gelu,
+        note="x * sigmoid(1.702 x)",
+        eager=lambda f, x: f.mul(x, f.sigmoid(f.mul(_QUICK, x))),
+    ),
     row(
         "softplus",
         _softplus,
@@ -125,6 +132,7 @@ ROWS = (
         lambda f, x, beta, threshold, z: f.where(f.gt(x * beta, threshold), 0.0, (x * f.sigmoid(x * beta) - z) / beta),
         None,
         note="inputs: x, beta, threshold; x itself where beta * x is above the threshold",
+        keeps_numbers=True,
     ),
     row("mish", F.mish, _d_mish, note="x * tanh(softplus(x))"),
     row(
@@ -133,6 +141,7 @@ ROWS = (
         lambda f, x, alpha, z: f.where(f.le(x, 0.0), alpha * f.exp(x), 1.0),
         lambda f, x, alpha, z: f.where(f.gt(x, 0.0), 0.0, f.expm1(x)),
         note="second input: alpha; at 0 the derivative is alpha, as PyTorch has it",
+        keeps_numbers=True,
     ),
     row(
         "selu",
@@ -145,6 +154,7 @@ ROWS = (
         lambda f, x, alpha, z: f.where(f.le(x, 0.0), f.exp(x / alpha), 1.0),
         _d_celu_alpha,
         note="second input: alpha",
+        keeps_numbers=True,
     ),
     row("hardsigmoid", F.hardsigmoid, lambda f, x, z: f.where(f.lt(f.abs(x), 3.0), 1 / 6, 0.0)),
     row("hardswish", F.hardswish, _d_hardswish),
@@ -162,6 +172,18 @@ ROWS = (
         lambda f, x, lambd, z: f.where(f.gt(x, lambd), -1.0, f.where(f.lt(x, -lambd), 1.0, 0.0)),
         note="second input: lambda; NaN stays NaN, with a derivative of 0 (PyTorch's own kernels differ there)",
     ),
-    row("softsign", F.softsign, lambda f, x, z: (1 - f.abs(z)) / (1 + f.abs(x)), note="NaN at infinity"),
-    row("tanhshrink", F.tanhshrink, lambda f, x, z: f.square(f.tanh(x)), note="x - tanh(x)"),
+    row(
+        "softsign",
+        F.softsign,
+        lambda f, x, z: (1 - f.abs(z)) / (1 + f.abs(x)),
+        note="NaN at infinity",
+        eager=lambda f, x: f.div(x, f.add(f.abs(x), 1.0)),
+    ),
+    row(
+        "tanhshrink",
+        F.tanhshrink,
+        lambda f, x, z: f.square(f.tanh(x)),
+        note="x - tanh(x)",
+        eager=lambda f, x: f.sub(x, f.tanh(x)),
+    ),
 )

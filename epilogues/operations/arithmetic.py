@@ -24,15 +24,16 @@ def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 ROWS = (
     row("identity", lambda x: x, lambda f, x, z: 1.0),
     row("neg", torch.neg, lambda f, x, z: -1.0),
-    row("add", torch.add, lambda f, x, y, z: 1.0, lambda f, x, y, z: 1.0),
-    row("sub", torch.sub, lambda f, x, y, z: 1.0, lambda f, x, y, z: -1.0),
-    row("mul", torch.mul, lambda f, x, y, z: y, lambda f, x, y, z: x),
+    row("add", torch.add, lambda f, x, y, z: 1.0, lambda f, x, y, z: 1.0, keeps_numbers=True),
+    row("sub", torch.sub, lambda f, x, y, z: 1.0, lambda f, x, y, z: -1.0, keeps_numbers=True),
+    row("mul", torch.mul, lambda f, x, y, z: y, lambda f, x, y, z: x, keeps_numbers=True),
     row(
         "div",
         torch.div,
         lambda f, x, y, z: f.reciprocal(y),
         lambda f, x, y, z: -(z / y),
         note="true division, rounded to nearest",
+        keeps_numbers=True,
     ),
     row(
         "fma",
@@ -41,6 +42,7 @@ ROWS = (
         lambda f, a, b, c, z: a,
         lambda f, a, b, c, z: 1.0,
         note="a * b + c, rounded once in float32",
+        keeps_numbers=True,
     ),
     row(
         "lerp",
@@ -49,6 +51,7 @@ ROWS = (
         lambda f, a, b, weight, z: weight,
         lambda f, a, b, weight, z: b - a,
         note="a + weight * (b - a), computed from the nearer end",
+        keeps_numbers=True,
     ),
     # bounds
     row(
@@ -86,6 +89,7 @@ ROWS = (
         lambda f, x, low, high, z: f.where(f.logical_and(f.lt(low, high), f.lt(x, low)), 1.0, 0.0),
         lambda f, x, low, high, z: f.where(f.logical_or(f.gt(x, high), f.lt(high, low)), 1.0, 0.0),
         note="NaN stays NaN; the upper bound wins where bounds cross",
+        keeps_numbers=True,
     ),
     # sign and size
     row("abs", torch.abs, lambda f, x, z: f.sign(x)),

@@ -20,6 +20,20 @@ Derivative = Callable[[Any, tuple[Any, ...], Any], Any]
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What an operation costs on a GPU; see :mod:`.costs`.
+
+    Attributes:
+        exact, fast: instructions of the two device functions; one is the time of an fp32 addition.
+        registers: values alive within the function, beyond its inputs and its result.
+    """
+
+    exact: int
+    fast: int
+    registers: int
+
+
+@dataclass(frozen=True)
 class Operation:
     """One elementwise operation.
 
@@ -31,6 +45,13 @@ class Operation:
         note: what is worth knowing of its numbers.
         result: what it gives: a value of the compute dtype, or a condition, which is true or false.
         conditions: the positions of the inputs that are conditions; all others are values.
+        eager: where eager PyTorch has no kernel of its own but composes it: ``(f, *inputs) -> value``, in terms of
+            other rows by name (``f.mul(x, y)``); each of these is rounded.
+        keeps_numbers: how eager PyTorch's kernel takes a Python number next to tensors of 16 bits: true, as it is;
+            false, rounded to their dtype.  Measured on an H200 with PyTorch 2.11.
+        cost: instructions and registers on a GPU.
+        dtypes: short names of the dtypes of tensors that PyTorch computes it in: where eager rounding has something to
+            agree with.  An epilogue computes every operation in its compute dtype, on operands of any dtype.
         derivatives: by input, the derivative of the output with respect to it: a function
             ``(f, inputs, output) -> value`` that writes it with ``f`` (the module :mod:`epilogues.functions`)
             and operators, alike for values of an epilogue and for tensors of the compute dtype; it may give a
@@ -46,6 +67,10 @@ class Operation:
     derivatives: tuple[Derivative | None, ...] = ()
     result: Literal["value", "condition"] = "value"
     conditions: tuple[int, ...] = ()
+    eager: Callable[..., Any] | None = None
+    keeps_numbers: bool = False
+    cost: Cost = Cost(1, 1, 0)
+    dtypes: tuple[str, ...] = ("f16", "bf16", "f32")
 
     def no_derivative(self, position: int) -> str:
         """Why there is no derivative with respect to an input; empty if there is one."""
@@ -63,10 +88,12 @@ def row(
     note: str = "",
     result: Literal["value", "condition"] = "value",
     conditions: tuple[int, ...] = (),
+    eager: Callable[..., Any] | None = None,
+    keeps_numbers: bool = False,
 ) -> Operation:
     """A row, written short: one rule ``(f, *inputs, output) -> value``, or None, for each input."""
     derivatives = tuple(None if rule is None else _derivative(rule) for rule in rules)
-    return Operation(name, len(rules), reference, name, note, derivatives, result, conditions)
+    return Operation(name, len(rules), reference, name, note, derivatives, result, conditions, eager, keeps_numbers)
 
 
 def _derivative(rule: Callable[..., Any]) -> Derivative:

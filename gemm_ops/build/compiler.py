@@ -29,7 +29,7 @@ from .toolchain import Toolchain, find_toolchain
 OnDone = Callable[[KernelSpec, float, bool], None]
 
 _failures: dict[str, BuildError] = {}
-_lowering = threading.Lock()  # the CUTLASS interface keeps global state
+lowering_lock = threading.Lock()  # the CUTLASS interface keeps global state
 
 
 def compile_command(spec: KernelSpec, toolchain: Toolchain, source: Path, library: Path) -> list[str]:
@@ -84,7 +84,7 @@ def raise_failure(spec: KernelSpec) -> None:
 
 
 def _compile(spec: KernelSpec, toolchain: Toolchain, slot: BuildSlot) -> Path:
-    with _lowering:
+    with lowering_lock:
         source = spec.source()
     (slot.folder / SOURCE).write_text(source)
     command = compile_command(spec, toolchain, slot.folder / SOURCE, slot.folder / LIBRARY)

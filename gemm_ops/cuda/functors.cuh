@@ -1,9 +1,10 @@
 // The device side of the operation table (epilogues/operations.py): one function per row, on float.
 //
-// Two variants.  `ep::exact` is for epilogues with an fp32 output: library functions, good to an ulp or two of
+// Three variants.  `ep::exact` is for epilogues with an fp32 output: library functions, good to an ulp or two of
 // fp32.  `ep::fast` is for outputs of 16 bits: built on ex2.approx and rcp.approx, whose relative error of about
-// 2^-22 vanishes in a 16-bit rounding.  Where fast has no faster way it is the exact one.  A generated functor
-// calls the functions of one of the two namespaces.
+// 2^-22 vanishes in a 16-bit rounding.  Where fast has no faster way it is the exact one.  `ep::eager` is for trees
+// with eager rounding: PyTorch's own formulas, to the bit; most are those of exact, measured on an H200 with
+// PyTorch 2.11.  A generated functor calls the functions of one of these namespaces.
 //
 // NaN and infinity come out as from PyTorch: minimum, maximum, relu and clamp use the .NaN forms.  Comparisons give bool,
 // which where and the logical functions take.  tests/test_gemm_functors.py runs both variants on the host against the
@@ -174,8 +175,8 @@ EP_DEVICE float sigmoid(float x) { return detail::rcp_approx(1.0f + detail::ex2_
 // 2^-22, too much near zero, where two terms of the series have a relative error below 2^-22
 EP_DEVICE float tanh(float x) {
   float e = detail::ex2_approx(-2.0f * detail::kLog2E * fabsf(x));
-  float y = copysignf((1.0f - e) * detail::rcp_approx(1.0f + e), x);
-  return fabsf(x) < 0.03125f ? fmaf(x * x * (-1.0f / 3.0f), x, x) : y;
+  float y = fabsf(x) < 0.03125f ? fmaf(x * x * (-1.0f / 3.0f), x, x) : (1.0f - e) * detail::rcp_approx(1.0f + e);
+  return copysignf(y, x);  // of -0.0 too, which the series makes +0.0
 }
 EP_DEVICE float silu(float x) { return x * sigmoid(x); }
 EP_DEVICE float gelu_erf(float x) { return 0.5f * x * (1.0f + ::erff(x * detail::kSqrtHalf)); }
@@ -198,5 +199,27 @@ EP_DEVICE float mish(float x) {
 EP_DEVICE float quick_gelu(float x) { return x * sigmoid(detail::kQuickGelu * x); }
 EP_DEVICE float softsign(float x) { return x * detail::rcp_approx(1.0f + fabsf(x)); }
 }  // namespace fast
+
+// As exact, but for the formulas that PyTorch's CUDA kernels have another of.
+namespace eager {
+using namespace exact;
+// never contracted to a fused multiply-add: PyTorch stores a float32 result between two operations
+EP_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
+EP_DEVICE float sub(float a, float b) { return __fsub_rn(a, b); }
+EP_DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
+EP_DEVICE float square(float x) { return __fmul_rn(x, x); }
+EP_DEVICE float rsqrt(float x) { return ::rsqrtf(x); }
+EP_DEVICE float gelu_erf(float x) { return x * 0.5f * (1.0f + ::erff(x * detail::kSqrtHalf)); }
+EP_DEVICE float gelu_tanh(float x) {
+  constexpr float beta = 0.5f * detail::kGeluBeta;
+  float const cube = x * x * x;
+  return 0.5f * x * (1.0f + ::tanhf(beta * (x + detail::kGeluCubic * cube)));
+}
+EP_DEVICE float selu(float x) {
+  constexpr float below = detail::kSeluAlpha * detail::kSeluScale;
+  return x <= 0.0f ? ::expm1f(x) * below : x * detail::kSeluScale;
+}
+EP_DEVICE float celu(float x, float alpha) { return x <= 0.0f ? ::expm1f(x * __fdiv_rn(1.0f, alpha)) * alpha : x; }
+}  // namespace eager
 
 }  // namespace ep

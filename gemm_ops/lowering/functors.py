@@ -45,11 +45,13 @@ template <int Size> struct {name}<cutlass::Array<float, Size>> {{
 
 def variant_of(tree: EpilogueTree) -> str:
     """Which variant of the device functions a resolved tree needs: fp32 outputs show the fast ones' error."""
+    if tree.rounding != "once":
+        return "eager"
     return "exact" if any(store.dtype == "f32" for store in tree.outputs) else "fast"
 
 
 def functor_source(stage: Stage, name: str, variant: str) -> str:
-    """The C++ of one stage's functor, called ``name``, using the ``variant`` ("exact" or "fast") functions."""
+    """The C++ of one stage's functor, called ``name``, using the ``variant`` ("exact", "fast", "eager") functions."""
     names = {id(leaf): f"leaf{i}" for i, leaf in enumerate(stage.leaves)}
     lines: list[str] = []
     for node in stage.body:

@@ -1,0 +1,42 @@
+"""What a tree costs: passes over a resolved tree that need no kernel and no device.
+
+    >>> from epilogues import analysis
+    >>> traffic = analysis.count_traffic(tree, 4096, 4096, 4096, "bf16")
+    >>> traffic.unfused_bytes, traffic.fused_bytes
+    (402669568, 134234112)
+
+``spread``       how far each value spreads over the result: (M, N), (N,), (M,), or one for all.
+``traffic``      bytes moved by eager PyTorch, with the elementwise tail as one kernel, and all in one kernel.
+``roofline``     arithmetic intensity, and the least time that bytes and operations take.
+``live_values``  how many values are alive at once while one element is computed.
+``costs``        instructions and registers, by the operation table.
+``dtype_map``    what dtype every value has, and where it is converted or rounded.
+
+Every pass takes a resolved tree (:meth:`epilogues.EpilogueTree.resolve`): kinds and dtypes all known.
+"""
+
+from .costs import Cost, exact_instructions, fast_instructions, inner_registers, instructions_per_element
+from .dtype_map import NodeDtype, map_dtypes
+from .live_values import LiveValues, count_live_values
+from .roofline import Roofline, place_on_roofline
+from .spread import Spread, spreads
+from .traffic import EagerOperation, Traffic, count_traffic
+
+__all__ = [
+    "Cost",
+    "EagerOperation",
+    "LiveValues",
+    "NodeDtype",
+    "Roofline",
+    "Spread",
+    "Traffic",
+    "count_live_values",
+    "count_traffic",
+    "exact_instructions",
+    "fast_instructions",
+    "inner_registers",
+    "instructions_per_element",
+    "map_dtypes",
+    "place_on_roofline",
+    "spreads",
+]

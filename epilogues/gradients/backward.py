@@ -1,0 +1,257 @@
+"""The backward of an epilogue as a result: what the forward stores, what the backward computes, what is left to sum.
+
+    >>> backward = ep.builders.bias_activation("gelu").backward()
+    >>> print(backward)
+    forward: D, saved_add (stored for the backward)
+    backward from the gradient of D, reading saved_add:
+      accumulator: output D
+      bias: output D, summed over M
+    >>> outputs = backward.forward.reference(a @ b, bias=bias)
+    >>> backward.gradients({"D": grad}, outputs, {"bias": bias})
+    {"accumulator": ..., "bias": ...}
+
+Contract
+--------
+* A pass is an epilogue whose accumulator is the gradient of one output of the forward.  That gradient is itself the
+  result of a GEMM where layers follow each other, so the pass can ride in it; or it runs by itself, elementwise.
+* The operands of a pass are operands of the forward, values that the forward stored, and gradients of further
+  outputs; ``BackwardPass.sources`` says which is which.
+* The gradient of a row, a column or a scalar is a sum over elements, which no epilogue computes: an output of the
+  pass holds the terms, and ``over`` says along which extents to sum them.
+* A value is stored once, whatever it is the gradient of: often a bias's terms are the accumulator's gradient itself.
+
+:func:`epilogues.gradients.derivative.derivative` makes these objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..declare import Epilogue
+from ..errors import EpilogueError
+from ..operand_shapes import bind_kind
+from ..reference import evaluate
+from ..tree import MAIN_OUTPUT, EpilogueTree, Kind, Operand
+
+#: What the accumulator is called where operands go by name.
+ACCUMULATOR = "accumulator"
+#: The extents that an operand's gradient is summed over; None: known when the operand's kind is.
+SUMMED_OVER: dict[Kind, tuple[str, ...] | None] = {
+    Kind.AUX: (),
+    Kind.ROW: ("M",),
+    Kind.COLUMN: ("N",),
+    Kind.SCALAR: ("M", "N"),
+    Kind.AUTO: None,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one operand of a pass is.
+
+    Attributes:
+        operand: its name in the pass.
+        role: "operand" of the forward, "saved" output of the forward, or "gradient" of an output of the forward.
+        name: the name of that operand or output.
+    """
+
+    operand: str
+    role: Literal["operand", "saved", "gradient"]
+    name: str
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Where the gradient with respect to one input of the forward is found.
+
+    Attributes:
+        target: "accumulator", or the operand's name.
+        output: the output of the pass.
+        over: the extents to sum that output over, in float32: ("M",) for a row, ("N",) for a column, both for a
+            scalar, none where the output is the gradient.  None: an operand without annotation, summed over what
+            its kind says.
+    """
+
+    target: str
+    output: str
+    over: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        how = "summed over what its kind says" if self.over is None else f"summed over {' and '.join(self.over)}"
+        return f"{self.target}: output {self.output}" + (f", {how}" if self.over != () else "")
+
+
+@dataclass(frozen=True)
+class BackwardPass:
+    """One epilogue of the backward.
+
+    Attributes:
+        gradient_of: the output of the forward whose gradient is the accumulator of the pass, shape (..., M, N).
+        epilogue: what is computed.
+        sources: what its operands are, in their order.
+        gradients: what its outputs are.
+    """
+
+    gradient_of: str
+    epilogue: Epilogue
+    sources: tuple[Source, ...]
+    gradients: tuple[Gradient, ...]
+
+    def operands(
+        self, grads: Mapping[str, Tensor], saved: Mapping[str, Tensor], operands: Mapping[str, Tensor | float]
+    ) -> dict[str, Any]:
+        """The operands to call the pass with, by name.
+
+        Args:
+            grads: gradients of outputs of the forward, by name.
+            saved: outputs of the forward, by name.
+            operands: operands of the forward, by name.
+
+        Raises:
+            EpilogueError: if something is missing.
+        """
+        given: dict[str, Mapping[str, Any]] = {"operand": operands, "saved": saved, "gradient": grads}
+        return {source.operand: _of(given[source.role], source.name, source.role) for source in self.sources}
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The backward of an epilogue; see the module's example.
+
+    Attributes:
+        forward: the epilogue to run forward: the same outputs, and those stored for the backward.
+        passes: what the backward runs; mostly one, from the gradient of D.  A gradient that does not depend on that
+            of D is in a pass of its own, none at all is left where every gradient is zero.
+        zero: those asked for that are zero: "accumulator" or operands' names.
+        saved: the outputs of ``forward`` that the backward reads.
+        added: those of them that the forward stores for the backward only.
+        recomputed: how many operations of the forward the backward computes again.
+        bytes_written: bytes that the forward writes for the backward only, for the extents that were asked about.
+        bytes_read: bytes of saved values and operands that the backward reads, incoming gradients not counted.
+    """
+
+    forward: Epilogue
+    passes: tuple[BackwardPass, ...]
+    zero: tuple[str, ...]
+    saved: tuple[str, ...]
+    added: tuple[str, ...]
+    recomputed: int
+    bytes_written: int
+    bytes_read: int
+
+    @property
+    def trees(self) -> tuple[EpilogueTree, ...]:
+        """The trees of the passes."""
+        return tuple(one.epilogue.tree for one in self.passes)
+
+    @property
+    def reduce_outside(self) -> tuple[Gradient, ...]:
+        """The gradients that are left to be summed, of all passes."""
+        return tuple(found for one in self.passes for found in one.gradients if found.over != ())
+
+    def gradients(
+        self,
+        grads: Mapping[str, Tensor] | Tensor,
+        saved: Mapping[str, Tensor] | Tensor,
+        operands: Mapping[str, Tensor | float],
+        *,
+        compute_dtype: torch.dtype = torch.float32,
+        keep_casts: bool = True,
+        out_dtype: torch.dtype | str | None = None,
+    ) -> dict[str, Tensor]:
+        """The gradients, computed in PyTorch by the reference.
+
+        Args:
+            grads: the gradients of the forward's outputs by name, shape (..., M, N); of D alone where only that
+                one is needed.
+            saved: the outputs of ``forward`` by name; D alone where that is its only output.
+            operands: the operands that the forward was given.
+            compute_dtype: as for the reference; float32 or float64.
+            keep_casts: as for the reference.
+            out_dtype: the dtype of the accumulator's gradient; None: that of the incoming gradient.
+
+        Returns:
+            By name, the gradient of the accumulator, shape (..., M, N), and of each operand asked for, in the
+            operand's shape and dtype (of a Python number a tensor without dimensions, of ``compute_dtype``).
+
+        Raises:
+            EpilogueError: if something is missing, or has a wrong shape, dtype or device.
+        """
+        grads = {MAIN_OUTPUT: grads} if isinstance(grads, Tensor) else grads
+        saved = {MAIN_OUTPUT: saved} if isinstance(saved, Tensor) else saved
+        found: dict[str, Tensor] = {}
+        for one in self.passes:
+            outputs = evaluate(
+                one.epilogue.tree,
+                _of(grads, one.gradient_of, "gradient"),
+                one.operands(grads, saved, operands),
+                compute_dtype=compute_dtype,
+                keep_casts=keep_casts,
+                out_dtype=out_dtype,
+            )
+            for gradient in one.gradients:
+                value = outputs[gradient.output]
+                if gradient.target != ACCUMULATOR:
+                    value = self._as_operand(gradient.target, value, operands, compute_dtype)
+                found[gradient.target] = value
+        for target in self.zero:
+            found[target] = self._zero(target, grads, operands, compute_dtype)
+        return found
+
+    def _as_operand(
+        self, name: str, value: Tensor, operands: Mapping[str, Tensor | float], compute_dtype: torch.dtype
+    ) -> Tensor:
+        """The terms of an operand's gradient, summed to its shape."""
+        given = _of(operands, name, "operand")
+        shape = given.shape if isinstance(given, Tensor) else ()
+        kind = bind_kind(self._operand(name), shape, tuple(value.shape[:-1]), value.shape[-1])
+        over = SUMMED_OVER[kind]
+        assert over is not None, "a bound operand has a kind"
+        rows = tuple(range(value.ndim - 1)) if "M" in over else ()
+        dims = (*rows, value.ndim - 1) if "N" in over else rows
+        if dims:  # of no dimensions, sum means all
+            value = value.sum(dims, dtype=compute_dtype)
+        return value.reshape(shape).to(given.dtype if isinstance(given, Tensor) else compute_dtype)
+
+    def _zero(
+        self,
+        target: str,
+        grads: Mapping[str, Tensor],
+        operands: Mapping[str, Tensor | float],
+        compute_dtype: torch.dtype,
+    ) -> Tensor:
+        if target == ACCUMULATOR:
+            if not grads:
+                raise EpilogueError("grads: expected the gradient of an output, got nothing")
+            return torch.zeros_like(next(iter(grads.values())))
+        given = _of(operands, target, "operand")
+        return torch.zeros_like(given) if isinstance(given, Tensor) else torch.zeros((), dtype=compute_dtype)
+
+    def _operand(self, name: str) -> Operand:
+        return next(operand for operand in self.forward.tree.operands if operand.name == name)
+
+    def __str__(self) -> str:
+        stored = [f"{name} (stored for the backward)" if name in self.added else name for name in self.forward.outputs]
+        lines = [f"forward: {', '.join(stored)}"]
+        for one in self.passes:
+            reading = ", ".join(source.operand for source in one.sources)
+            start = f"backward from the gradient of {one.gradient_of}"
+            lines.append(f"{start}, reading {reading}:" if reading else f"{start}:")
+            lines += [f"  {gradient}" for gradient in one.gradients]
+        if self.zero:
+            lines.append(f"zero: {', '.join(self.zero)}")
+        return "\n".join(lines)
+
+
+def _of(given: Mapping[str, Any], name: str, role: str) -> Any:
+    """What was given under a name."""
+    if name in given:
+        return given[name]
+    what = {"operand": "operand", "saved": "output of the forward", "gradient": "gradient of output"}[role]
+    listed = ", ".join(given) or "nothing"
+    raise EpilogueError(f"missing {what} {name}, which the backward needs; got {listed}")

@@ -1,0 +1,237 @@
+"""The chain rule over a tree: gradients as nodes, by the derivatives of the operation table.
+
+    >>> found = differentiate(ep.builders.bias_activation("relu"), targets=("accumulator", "bias"), from_outputs=("D",))
+    >>> found.gradients["bias"]
+
+Contract
+--------
+* Incoming gradients are operands, called ``grad_`` and the output's name; values of the forward are its own nodes.
+  What of these a backward reads, and what it computes again, is not decided here.
+* A derivative that selects, such as 0 where x <= 0 and else 1, selects the gradient; one that divides divides it.
+  That is how autograd computes it, and differs from a product where the gradient is 0, infinite or NaN.
+* A derivative of 1 or -1 multiplies nothing; an input of derivative zero gets no gradient.
+* The gradient of a cast is cast to the same dtype where the value has as many elements as the accumulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from .. import functions
+from ..declare import Epilogue
+from ..operand_shapes import is_number
+from ..operations import OPERATIONS
+from ..signature import RESERVED_NAMES
+from ..symbol import Symbol
+from ..tracing import Trace, replay
+from ..tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand, Store
+from .backward import ACCUMULATOR
+
+#: Rows whose derivative is the same of the output in place of the input: relu(x) <= 0 exactly where x <= 0.
+_BY_OUTPUT = frozenset({"relu"})
+#: Rows and inputs where autograd computes the derivative with its zeros first and multiplies by it, zeros too.
+_MULTIPLIED = frozenset({("copysign", 0), ("pow", 1), ("atan2", 0), ("atan2", 1)})
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """The forward and its gradients as one graph; in it the incoming gradients are operands too.
+
+    Attributes:
+        forward: the forward tree, its nodes shared with the gradients.
+        incoming: forward output -> what stands for its gradient.
+        gradients: target -> its gradient, targets whose gradient is zero left out.
+    """
+
+    forward: EpilogueTree
+    incoming: dict[str, Operand]
+    gradients: dict[str, Node]
+
+    def needed(self) -> list[Node]:
+        """The values of the forward that the gradients are computed from, each once."""
+        found: dict[int, Node] = {}
+        depends = self._incoming_of()
+        for node in self._nodes():
+            if depends[id(node)]:
+                found.update((id(child), child) for child in node.inputs if not depends[id(child)])
+        return list(found.values())
+
+    def gradient_of(self, target: str) -> str:
+        """The output whose gradient the target's is computed from; of several the first."""
+        needs = self._incoming_of()[id(self.gradients[target])]
+        return next(name for name in self.incoming if name in needs)
+
+    def _nodes(self) -> tuple[Node, ...]:
+        return EpilogueTree(tuple(Store(name, node) for name, node in self.gradients.items())).nodes
+
+    def _incoming_of(self) -> dict[int, frozenset[str]]:
+        """``id(node)`` -> the outputs whose gradients it is computed from."""
+        names = {id(operand): frozenset({name}) for name, operand in self.incoming.items()}
+        found: dict[int, frozenset[str]] = {}
+        for node in self._nodes():
+            found[id(node)] = names.get(id(node), frozenset()).union(*(found[id(child)] for child in node.inputs))
+        return found
+
+
+def differentiate(epilogue: Epilogue, targets: Sequence[str], from_outputs: Sequence[str]) -> Differentiated:
+    """The gradients of the targets by the chain rule, outputs to inputs."""
+    trace = Trace(f"{epilogue.name}_backward")
+    start = Symbol(Accumulator(), trace)
+    leaves = {operand.name: Symbol(operand, trace) for operand in epilogue.tree.operands}
+    values = replay(epilogue.tree, start, leaves)
+    forward = replace(
+        epilogue.tree,
+        outputs=tuple(replace(store, value=values[store.name].node) for store in epilogue.tree.outputs),
+    )
+    wanted = {name: (start if name == ACCUMULATOR else leaves[name]).node for name in targets}
+    differentiable = _depends_on(forward, wanted.values())
+    whole = _whole(forward)
+
+    taken = set(leaves)
+    incoming: dict[str, Operand] = {}
+    gradients: dict[int, Symbol] = {}
+
+    def add(node: Node, gradient: Symbol | None) -> None:
+        if gradient is not None and id(node) in differentiable:
+            known = gradients.get(id(node))
+            gradients[id(node)] = gradient if known is None else functions.add(known, gradient)
+
+    for store in forward.outputs:
+        if store.name in from_outputs:
+            name = free_name(f"grad_{store.name}", taken)
+            operand = incoming[store.name] = Operand(name, Kind.AUX, len(taken), location=store.value.location)
+            add(store.value, Symbol(operand, trace))
+    for node in reversed(forward.nodes):
+        gradient = gradients.get(id(node))
+        if gradient is None:
+            continue
+        trace.location = node.location
+        if isinstance(node, Cast):
+            add(node.value, _rounded(trace, gradient, node.dtype) if id(node.value) in whole else gradient)
+        elif isinstance(node, Apply):
+            for position, child in enumerate(node.operands):
+                if id(child) in differentiable:
+                    add(child, _through(trace, node, position, gradient))
+    found = {name: gradients[id(node)].node for name, node in wanted.items() if id(node) in gradients}
+    return Differentiated(forward, incoming, found)
+
+
+def _depends_on(tree: EpilogueTree, targets: Iterable[Node]) -> set[int]:
+    """The nodes that have a derivative, if not a zero one, with respect to a target; targets included."""
+    found = {id(node) for node in targets}
+    for node in tree.nodes:
+        rules = OPERATIONS[node.operation].derivatives if isinstance(node, Apply) else (True,) * len(node.inputs)
+        if any(rule and id(child) in found for rule, child in zip(rules, node.inputs, strict=True)):
+            found.add(id(node))
+    return found
+
+
+def _whole(tree: EpilogueTree) -> set[int]:
+    """The nodes that have as many elements as the accumulator; an operand without annotation is taken for a row."""
+    extents: dict[int, frozenset[str]] = {}
+    for node in tree.nodes:
+        if isinstance(node, Accumulator):
+            own = frozenset({"M", "N"})
+        elif isinstance(node, Operand):
+            own = _EXTENTS[node.kind]
+        else:
+            own = frozenset()
+        extents[id(node)] = own.union(*(extents[id(child)] for child in node.inputs))
+    return {key for key, found in extents.items() if len(found) == 2}
+
+
+_EXTENTS = {
+    Kind.AUX: frozenset({"M", "N"}),
+    Kind.ROW: frozenset({"N"}),
+    Kind.COLUMN: frozenset({"M"}),
+    Kind.SCALAR: frozenset[str](),
+    Kind.AUTO: frozenset({"N"}),
+}
+
+
+def _rounded(trace: Trace, gradient: Symbol, dtype: str) -> Symbol:
+    known = gradient.node
+    return gradient if isinstance(known, Cast) and known.dtype == dtype else trace.cast(gradient, dtype)
+
+
+def _through(trace: Trace, node: Apply, position: int, gradient: Symbol) -> Symbol | None:
+    """The gradient of one input of an operation, of that of its output; None if it is zero."""
+    rule = OPERATIONS[node.operation].derivatives[position]
+    if rule is None:
+        return None
+    output = Symbol(node, trace)
+    inputs = tuple(Symbol(child, trace) for child in node.operands)
+    factor = rule(functions, (output,) if node.operation in _BY_OUTPUT else inputs, output)
+    if (node.operation, position) in _MULTIPLIED:
+        product: Symbol = functions.mul(gradient, factor)
+        return product
+    return _times(gradient, factor, {id(value.node) for value in (*inputs, output)})
+
+
+def _times(gradient: Symbol, factor: Symbol | float, known: set[int]) -> Symbol | None:
+    """``gradient * factor`` as autograd computes it; None where that is zero.
+
+    ``known`` are the operation's own values.  By those it multiplies, whatever they are; what else is a selection,
+    a quotient or a logarithm is the derivative's own, and takes the gradient in.
+    """
+    if is_number(factor):
+        return _times_number(gradient, float(factor))
+    assert isinstance(factor, Symbol)
+    node = factor.node
+    if isinstance(node, Constant) and (id(node) not in known or abs(node.value) == 1):
+        return _times_number(gradient, node.value)
+    if isinstance(node, Apply) and id(node) not in known:
+        parts = [Symbol(child, factor.recorder) for child in node.operands]
+        if node.operation == "where":
+            condition, *arms = parts
+            one, other = (_times(gradient, arm, known) for arm in arms)
+            if one is None and other is None:
+                return None
+            if one is not None and other is not None and one.node is other.node:
+                return one
+            zero = factor.recorder.constant(0.0)
+            selected: Symbol = functions.where(
+                condition, zero if one is None else one, zero if other is None else other
+            )
+            return selected
+        if node.operation == "reciprocal":
+            return _over(gradient, parts[0])
+        if node.operation == "mul" and isinstance(parts[1].node, Constant) and _is_reciprocal(parts[0].node):
+            # a number divided by a value
+            scaled = _times_number(gradient, parts[1].node.value)
+            return None if scaled is None else _over(scaled, Symbol(parts[0].node.inputs[0], factor.recorder))
+        if node.operation == "log":
+            logarithm: Symbol = functions.xlogy(gradient, parts[0])  # 0 where the gradient is, of log(0) too
+            return logarithm
+    product: Symbol = functions.mul(gradient, factor)
+    return product
+
+
+def _is_reciprocal(node: Node) -> bool:
+    return isinstance(node, Apply) and node.operation == "reciprocal"
+
+
+def _times_number(gradient: Symbol, number: float) -> Symbol | None:
+    if number == 0:
+        return None
+    if abs(number) == 1:
+        negative: Symbol = functions.neg(gradient)
+        return gradient if number == 1 else negative
+    product: Symbol = functions.mul(gradient, number)
+    return product
+
+
+def _over(gradient: Symbol, divisor: Symbol) -> Symbol:
+    quotient: Symbol = functions.div(gradient, divisor)
+    return quotient
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """The name, or one like it, that operands and outputs may still have; it is then taken."""
+    chosen, count = name, 1
+    while chosen in taken or chosen in RESERVED_NAMES or chosen == ACCUMULATOR:
+        count += 1
+        chosen = f"{name}_{count}"
+    taken.add(chosen)
+    return chosen

@@ -1,0 +1,159 @@
+"""Whether to fuse, and why, in words.
+
+    >>> decision = decide_fusion(facts)
+    >>> decision.choice, decision.headline
+    ('fuse', 'FUSE: expected to take 29% less GPU time than eager PyTorch (274 us -> 194 us)')
+
+Five choices:
+
+* "fuse": a kernel takes the problem and saves at least :data:`WORTH_SHARE` of eager PyTorch's time;
+* "marginal": it saves less, or only where the GPU does not wait for the CPU;
+* "nothing to fuse": ``F.linear`` or ``torch.addmm`` computes all of it in one kernel;
+* "not possible": no kernel takes the problem;
+* "empty": an extent is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from epilogues.analysis import Traffic
+
+from .coverage import Coverage
+from .devices import Device
+from .estimate import KERNEL_SECONDS, Times, fits_l2, host_seconds, largest_elementwise
+from .kernel import KernelChoice
+from .registers import RegisterUse
+from .units import count, in_bytes, in_mebibytes, in_share, in_time
+
+#: Below this share of the time a saving is within what two GEMM kernels of one problem differ by.
+WORTH_SHARE = 0.05
+#: Below this one the estimate alone does not settle it.
+SURE_SHARE = 0.10
+
+Choice = Literal["fuse", "marginal", "nothing to fuse", "not possible", "empty"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the decision rests on."""
+
+    m: int
+    n: int
+    k: int
+    traffic: Traffic
+    times: Times
+    kernel: KernelChoice
+    coverage: Coverage
+    registers: RegisterUse | None
+    device: Device
+    padded: str  # the nearest extents that a kernel takes, where these are refused; "" if there are none
+
+
+@dataclass(frozen=True)
+class FusionDecision:
+    """The decision.
+
+    Attributes:
+        choice: one of the module's five.
+        headline: the decision in one line.
+        reasons: why, a sentence or two each, the weightiest first.
+    """
+
+    choice: Choice
+    headline: str
+    reasons: tuple[str, ...]
+
+    @property
+    def fuse(self) -> bool:
+        """Whether to fuse."""
+        return self.choice == "fuse"
+
+
+def decide_fusion(facts: Facts) -> FusionDecision:
+    """The decision for one problem; see the module's first page."""
+    times, traffic = facts.times, facts.traffic
+    if 0 in (facts.m, facts.n, facts.k):
+        what = "the output has no elements" if 0 in (facts.m, facts.n) else "K is 0, so the product is zero everywhere"
+        return FusionDecision("empty", f"NOTHING TO FUSE: {what}", ("PyTorch computes such a call.",))
+    if not traffic.elementwise:
+        return FusionDecision(
+            "nothing to fuse",
+            f"NOTHING TO FUSE: {facts.coverage.cublaslt} computes all of it in one kernel",
+            ("There is no elementwise operation after it whose traffic could be saved.",),
+        )
+    if facts.coverage.complete and not facts.coverage.remaining:
+        return FusionDecision(
+            "nothing to fuse", f"NOTHING TO FUSE: {facts.coverage.cublaslt} computes all of it in one kernel", ()
+        )
+    saving = f"{in_share(times.saved_share)} less GPU time than eager PyTorch"
+    change = f"({in_time(times.eager.expected)} -> {in_time(times.fused.expected)})"
+    if facts.kernel.spec is None:
+        reasons = [f"A kernel that took it would need {saving} {change}. As it is, PyTorch computes the call, unfused."]
+        if facts.padded:
+            reasons.insert(0, f"Padded to {facts.padded}, it would be fused.")
+        return FusionDecision("not possible", f"CANNOT BE FUSED: {facts.kernel.refusal}", tuple(reasons))
+    reasons = _reasons(facts)
+    if not times.saved_share:
+        headline = f"NOT WORTH FUSING: expected to take no less GPU time than eager PyTorch {change}"
+        return FusionDecision("marginal", headline, tuple(reasons))
+    if times.saved_share < WORTH_SHARE:
+        reasons.append(
+            "Two GEMM kernels for one problem differ by as much: fuse it for what else it brings, not for speed."
+        )
+        return FusionDecision("marginal", f"HARDLY WORTH FUSING: expected to take {saving} {change}", tuple(reasons))
+    if _waits_for_host(facts):
+        headline = f"FUSE IN CUDA GRAPHS ONLY: {saving} {change}, but more of the CPU's"
+        return FusionDecision("marginal", headline, tuple(reasons))
+    if times.saved_share < SURE_SHARE:
+        reasons.append("That is close to what GEMM kernels differ by: measure it with the comparison script first.")
+    return FusionDecision("fuse", f"FUSE: expected to take {saving} {change}", tuple(reasons))
+
+
+def _waits_for_host(facts: Facts) -> bool:
+    """Whether calls launched one by one are no faster fused, because the GPU waits for the CPU."""
+    eager_host, fused_host = host_seconds(facts.traffic)
+    eager, fused = facts.times.eager.expected, facts.times.fused.expected
+    return max(fused, fused_host) >= max(eager, eager_host) * (1 - WORTH_SHARE)
+
+
+def _reasons(facts: Facts) -> list[str]:
+    times, traffic, device = facts.times, facts.traffic, facts.device
+    kernels = len(traffic.elementwise)
+    which = "each of which reads and writes" if kernels > 1 else "which reads and writes"
+    reasons = [
+        f"One kernel moves {in_bytes(traffic.fused_bytes)} instead of {in_bytes(traffic.unfused_bytes)}: eager PyTorch "
+        f"runs {count(kernels, 'kernel')} after the GEMM, {which} whole matrices (the product has "
+        f"{in_bytes(traffic.product_bytes)})."
+    ]
+    bound = "arithmetic" if times.gemm.bound == "compute" else "memory traffic"
+    reasons.append(
+        f"The GEMM is limited by {bound} and takes about {in_time(times.gemm_expected)} either way; eager PyTorch's "
+        f"elementwise kernels add {in_time(times.eager.expected - times.gemm_expected)} to it, fused arithmetic about "
+        f"{in_time(max(times.fused.expected - times.gemm_expected, 0.0))}."
+    )
+    if _waits_for_host(facts):
+        eager_host, fused_host = host_seconds(traffic)
+        reasons.append(
+            f"The CPU takes about {in_time(fused_host)} to launch the fused call and {in_time(eager_host)} for eager "
+            "PyTorch: launched one by one, fused calls are no faster, as the GPU waits. In a CUDA graph, or where the "
+            "GPU is behind anyway, the GPU's time counts."
+        )
+    largest = largest_elementwise(traffic)
+    if largest is not None and fits_l2(largest.bytes, device):
+        reasons.append(
+            f"What they read and write fits in the L2 cache ({in_mebibytes(device.l2)}), so there is little memory "
+            f"traffic to save: most of the gain is that of fewer kernels, about {in_time(KERNEL_SECONDS)} each."
+        )
+    if facts.coverage.complete:
+        reasons.append(f"PyTorch alone can fuse this one, by cuBLASLt: {facts.coverage.cublaslt}.")
+    elif kernels > 1:
+        share = in_share(times.saved_share_compiled)
+        reasons.append(f"Against torch.compile, which makes one kernel of the {kernels}, about {share} less GPU time.")
+    if facts.registers is not None and facts.registers.warns:
+        reasons.append(
+            f"Warning: about {facts.registers.needed} registers a thread are needed and there are "
+            f"{facts.registers.budget}; values will spill to memory, which may cost more than fusing saves."
+        )
+    return reasons

@@ -1,0 +1,146 @@
+"""How long a computation takes: the roofline, and what to expect of real kernels.
+
+    >>> times = estimate_times(traffic, m, n, k, "bf16", find_device("h200"))
+    >>> times.fused.limit, times.fused.expected                    # seconds
+    (0.000138..., 0.000194...)
+
+The *limit* is the roofline: no kernel is faster.  The *expectation* adds what every kernel loses, by the constants
+below, read off the measurements of GEMMs and activations on an H200 in ``shared/facts.md``; on other devices the same
+shares are assumed.  It is good for a decision, not for a benchmark: the comparison script measures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epilogues.analysis import EagerOperation, Roofline, Traffic, place_on_roofline
+
+from .devices import Device
+
+#: Share of the peak that large GEMMs reach: 186 us for 4096x4096x4096 in bfloat16, where the peak would allow 139.
+ATTAINED_PEAK = 0.75
+#: Share of the bandwidth that a kernel reaches: 4.3 TB/s measured of 4.8.
+ATTAINED_BANDWIDTH = 0.9
+#: What a GEMM takes on top, filling and draining its pipeline: 12 us for 777x1544x1032, whose arithmetic takes 3.
+GEMM_SECONDS = 7e-6
+#: What an elementwise kernel takes however little it moves: the gap between F.linear and F.linear + F.gelu of 16 rows.
+KERNEL_SECONDS = 3e-6
+#: How much faster the L2 cache is than memory, for kernels whose tensors fit in it.
+L2_SPEEDUP = 2.0
+
+# What a repeated call takes of the CPU, measured on the H200's machine: F.linear 14 us, F.linear and F.gelu 21, a fused
+# call 28.  Kernels that are done before the next is launched wait for the CPU, unless a CUDA graph launches them.
+HOST_LINEAR_SECONDS = 14e-6
+HOST_FUNCTION_SECONDS = 7e-6
+HOST_FUSED_SECONDS = 28e-6
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of one way to compute something: the roofline's limit, and what to expect."""
+
+    limit: float
+    expected: float
+
+
+@dataclass(frozen=True)
+class Times:
+    """The three ways, as :class:`epilogues.analysis.Traffic` has them, and the GEMM's place on the roofline.
+
+    Attributes:
+        gemm_expected: seconds of the eager computation's GEMM alone.
+    """
+
+    eager: Time
+    compiled: Time
+    fused: Time
+    gemm: Roofline
+    fused_roofline: Roofline
+    gemm_expected: float
+
+    @property
+    def saved_share(self) -> float:
+        """Expected saving over eager PyTorch, as a share of its time; never negative."""
+        return _share(self.eager.expected, self.fused.expected)
+
+    @property
+    def saved_share_compiled(self) -> float:
+        """The same over ``torch.compile``."""
+        return _share(self.compiled.expected, self.fused.expected)
+
+
+def estimate_times(traffic: Traffic, m: int, n: int, k: int, element: str, device: Device, instructions: int) -> Times:
+    """The times of a problem on a device; see the module's first page.
+
+    Args:
+        traffic: bytes moved.
+        m, n, k: extents.
+        element: short dtype name of the matrices.
+        device: whose figures to use.
+        instructions: that the fused kernel executes for one element besides the product.
+    """
+    operations = 2.0 * m * n * k
+    peak = device.peak(element)
+
+    def gemm(bytes: int) -> tuple[Roofline, Time]:
+        place = place_on_roofline(operations=operations, bytes=bytes, peak=peak, bandwidth=device.bandwidth)
+        if not operations and not bytes:
+            return place, Time(0.0, 0.0)
+        busy = max(
+            operations / (ATTAINED_PEAK * peak),
+            bytes / (ATTAINED_BANDWIDTH * device.bandwidth),
+        )
+        return place, Time(place.seconds, GEMM_SECONDS + busy)
+
+    gemm_place, gemm_time = gemm(traffic.gemm.bytes)
+    fused_place, fused_time = gemm(traffic.fused_bytes)
+    fused_time = Time(fused_time.limit, fused_time.expected + epilogue_seconds(instructions, m, n, device))
+    eager = [_elementwise(operation.bytes, device) for operation in traffic.elementwise]
+    tail = [_elementwise(traffic.tail, device)] if traffic.elementwise else []
+    return Times(
+        eager=_sum([gemm_time, *eager]),
+        compiled=_sum([gemm_time, *tail]),
+        fused=fused_time,
+        gemm=gemm_place,
+        fused_roofline=fused_place,
+        gemm_expected=gemm_time.expected,
+    )
+
+
+def epilogue_seconds(instructions: int, m: int, n: int, device: Device) -> float:
+    """What the fused kernel's elementwise arithmetic takes.
+
+    Nothing is supposed to hide it: 6.5 us for tanh-gelu on 4096 x 4096, where 6 were measured.  A device executes half
+    as many instructions as float32 operations, as it counts a multiply-add as two.
+    """
+    return instructions * m * n / (device.peak32 / 2)
+
+
+def host_seconds(traffic: Traffic) -> tuple[float, float]:
+    """What the CPU takes to launch the eager computation, and the fused one."""
+    return HOST_LINEAR_SECONDS + HOST_FUNCTION_SECONDS * len(traffic.elementwise), HOST_FUSED_SECONDS
+
+
+def fits_l2(bytes: int, device: Device) -> bool:
+    """Whether what a kernel reads and writes stays in the L2 cache."""
+    return bytes <= device.l2
+
+
+def largest_elementwise(traffic: Traffic) -> EagerOperation | None:
+    """The eager kernel after the GEMM that moves most; None if there is none."""
+    return max(traffic.elementwise, key=lambda operation: operation.bytes, default=None)
+
+
+def _elementwise(bytes: int, device: Device) -> Time:
+    if not bytes:
+        return Time(0.0, 0.0)
+    speed = device.bandwidth * ATTAINED_BANDWIDTH * (L2_SPEEDUP if fits_l2(bytes, device) else 1.0)
+    return Time(bytes / device.bandwidth, KERNEL_SECONDS + bytes / speed)
+
+
+def _sum(times: list[Time]) -> Time:
+    return Time(sum(time.limit for time in times), sum(time.expected for time in times))
+
+
+def _share(slower: float, faster: float) -> float:
+    return max(0.0, 1 - faster / slower) if slower else 0.0

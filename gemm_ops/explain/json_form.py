@@ -1,0 +1,147 @@
+"""The report as JSON.
+
+    >>> json.loads(to_json(report))["decision"]["choice"]
+    'fuse'
+
+The form, version 1.  Times are seconds, rates per second, sizes bytes, shares fractions of 1; dtypes are short names
+(f32, f16, bf16, and bool for conditions)::
+
+    version                   1
+    epilogue                  name; tree: as EpilogueTree.to_json has it; text: as print(tree) has it
+    problem                   m, n, k, dtype
+    device                    name, bandwidth, peak, l2, multiprocessors, capability [major, minor], origin, note
+    decision                  choice: fuse, marginal, nothing to fuse, not possible, empty; fuse: true or false;
+                              headline; reasons: list of sentences
+    traffic                   eager: list of {name, read, written}; unfused, compiled, fused: bytes; saved,
+                              saved_share; tail: bytes of the elementwise part as one kernel
+    times                     eager, compiled, fused: {limit, expected}; saved_share, saved_share_compiled;
+                              gemm, fused_roofline: {intensity, ridge, seconds, bound: compute or memory};
+                              gemm_expected: the eager GEMM alone
+    instructions              for one element
+    dtypes                    list of {text, dtype, conversion, file, line}; file and line null where not known
+    kernel                    null, or {name, family, tile, cluster, arch, key, built: true or false}
+    refusal                   why there is no kernel; ""
+    registers                 null, or {live, live_at, live_limit, carried, accumulators, fragment, needed, budget,
+                              warns}
+    built                     null, or {registers, spilled, source}
+    coverage                  complete, cublaslt, remaining, compiled_extra, words: two sentences
+    limitations               list of sentences
+    script                    text of the comparison script
+    source                    text of the kernel's C++; "" where source_note says why there is none
+    source_note               ""
+
+Keys may be added within a version; what is there keeps its meaning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from epilogues.analysis import NodeDtype
+
+from .report import Report
+from .text import coverage_words
+
+VERSION = 1
+
+
+def to_json(report: Report) -> str:
+    """The report as one JSON document; see the module's first page."""
+    return json.dumps(to_data(report), indent=1, allow_nan=False)
+
+
+def to_data(report: Report) -> dict[str, Any]:
+    """The same as Python data."""
+    traffic, times, device = report.traffic, report.times, report.device
+    return {
+        "version": VERSION,
+        "epilogue": {"name": report.name, "tree": json.loads(report.tree.to_json()), "text": str(report.tree)},
+        "problem": {"m": report.m, "n": report.n, "k": report.k, "dtype": report.dtype},
+        "device": {
+            "name": device.name,
+            "bandwidth": device.bandwidth,
+            "peak": device.peak(report.dtype),
+            "l2": device.l2,
+            "multiprocessors": device.multiprocessors,
+            "capability": list(device.capability),
+            "origin": device.origin,
+            "note": report.device_note,
+        },
+        "decision": {
+            "choice": report.decision.choice,
+            "fuse": report.decision.fuse,
+            "headline": report.decision.headline,
+            "reasons": list(report.decision.reasons),
+        },
+        "traffic": {
+            "eager": [{"name": op.name, "read": op.read, "written": op.written} for op in traffic.eager],
+            "unfused": traffic.unfused_bytes,
+            "compiled": traffic.compiled_bytes,
+            "fused": traffic.fused_bytes,
+            "saved": traffic.saved_bytes,
+            "saved_share": traffic.saved_share,
+            "tail": traffic.tail,
+        },
+        "times": {
+            "eager": dataclasses.asdict(times.eager),
+            "compiled": dataclasses.asdict(times.compiled),
+            "fused": dataclasses.asdict(times.fused),
+            "saved_share": times.saved_share,
+            "saved_share_compiled": times.saved_share_compiled,
+            "gemm": dataclasses.asdict(times.gemm),
+            "fused_roofline": dataclasses.asdict(times.fused_roofline),
+            "gemm_expected": times.gemm_expected,
+        },
+        "instructions": report.instructions,
+        "dtypes": [_node(entry) for entry in report.dtypes],
+        "kernel": _kernel(report),
+        "refusal": report.kernel.refusal,
+        "registers": _registers(report),
+        "built": None if report.built is None else dataclasses.asdict(report.built),
+        "coverage": {
+            "complete": report.coverage.complete,
+            "cublaslt": report.coverage.cublaslt,
+            "remaining": list(report.coverage.remaining),
+            "compiled_extra": report.coverage.compiled_extra,
+            "words": list(coverage_words(report)),
+        },
+        "limitations": list(report.limitations),
+        "script": report.script,
+        "source": report.source,
+        "source_note": report.source_note,
+    }
+
+
+def _node(entry: NodeDtype) -> dict[str, Any]:
+    place = entry.location
+    return {
+        "text": entry.text,
+        "dtype": entry.dtype,
+        "conversion": entry.conversion,
+        "file": None if place is None else place.file,
+        "line": None if place is None else place.line,
+    }
+
+
+def _kernel(report: Report) -> dict[str, Any] | None:
+    spec = report.kernel.spec
+    if spec is None:
+        return None
+    return {
+        "name": spec.config.name,
+        "family": spec.config.family,
+        "tile": list(spec.config.tile),
+        "cluster": list(spec.config.cluster),
+        "arch": spec.arch,
+        "key": spec.key,
+        "built": report.kernel.library is not None,
+    }
+
+
+def _registers(report: Report) -> dict[str, Any] | None:
+    use = report.registers
+    if use is None:
+        return None
+    return {**dataclasses.asdict(use), "live_limit": use.live_limit, "warns": use.warns}

@@ -1,0 +1,74 @@
+"""What a fused kernel of a tree does not do today, for one problem.
+
+    >>> for line in limitations(tree, kernel):
+    ...     print("-", line)
+
+These are the package's own limits as they are now.  What ends here has to end in the code that it names.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from epilogues.operations import OPERATIONS
+from epilogues.tree import Apply, Cast, EpilogueTree
+
+from ..lowering.functors import variant_of
+from ..lowering.stages import split_stages
+from .kernel import KernelChoice
+from .units import count
+
+
+def limitations(tree: EpilogueTree, kernel: KernelChoice) -> tuple[str, ...]:
+    """The limitations of a resolved tree and the kernel chosen for it, a sentence or two each."""
+    found = [
+        "Forward only: a call with an argument that requires grad is computed, and differentiated, unfused.",
+        "Inside torch.compile a call breaks the graph.",
+        "Weights with batch dimensions of their own are computed unfused.",
+    ]
+    if kernel.spec is None:
+        return (f"No kernel takes this problem: {kernel.refusal}.", *found)
+    if kernel.library is None:
+        seconds = "about a minute" if kernel.spec.config.family == "sm90" else "about half a minute"
+        found.append(f"The first call builds the kernel with nvcc, which takes {seconds}; it is kept on disk.")
+    found.append(
+        "Views of larger matrices are fused only where they start, and their rows follow each other, at multiples of "
+        "16 bytes."
+    )
+    if tree.rounding == "once":
+        found.append(
+            "Not bit-identical to eager PyTorch, which rounds after every operation: values are rounded at casts and "
+            'when stored only, which is closer to the exact result. epilogue.with_rounding("eager") rounds alike.'
+        )
+    if variant_of(tree) == "fast" and (approximate := approximated(tree)):
+        found.append(f"Approximated, to well below the rounding of the 16-bit output: {', '.join(approximate)}.")
+    repeated = repeated_operations(tree)
+    if repeated:
+        found.append(
+            f"{count(repeated, 'operation')} that the main output shares with another one are computed twice: nothing "
+            "can read the main output within a kernel."
+        )
+    return tuple(found)
+
+
+def approximated(tree: EpilogueTree) -> list[str]:
+    """The operations of a tree that have a faster, less exact variant for 16-bit outputs, in order."""
+    used = {node.operation: None for node in tree.nodes if isinstance(node, Apply)}
+    return [operation for operation in used if OPERATIONS[operation].functor in _fast_functors()]
+
+
+@functools.cache
+def _fast_functors() -> frozenset[str]:
+    """What namespace ``fast`` of the device functions defines; everything else is as in ``exact``."""
+    text = (Path(__file__).resolve().parent.parent / "cuda" / "functors.cuh").read_text()
+    body = text.partition("namespace fast {")[2].partition("}  // namespace fast")[0]
+    return frozenset(re.findall(r"EP_DEVICE float (\w+)\(", body))
+
+
+def repeated_operations(tree: EpilogueTree) -> int:
+    """How many operations the functions of several outputs compute more than once."""
+    bodies = [[id(node) for node in stage.body if isinstance(node, (Apply, Cast))] for stage in split_stages(tree)]
+    every = [node for body in bodies for node in body]
+    return len(every) - len(set(every))

@@ -1,0 +1,275 @@
+"""Writes a script that compares a fused call with eager PyTorch: numbers anywhere, times on a GPU.
+
+    >>> text = comparison_script(epilogue, tree, (4096, 4096, 4096), "bf16", origin="")
+    >>> Path("compare.py").write_text(text)
+    $ python compare.py                     # or: python compare.py M N K
+
+The script needs this package and PyTorch, nothing else.  Its unfused computation is written out, a PyTorch function a
+line.  Both results are held against float64: the fused one may be as far off as the unfused one and a twentieth, or as
+rounding explains.  An epilogue that can be imported is; any other is rebuilt from its JSON form.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import sys
+from pathlib import Path
+
+from epilogues import Epilogue
+from epilogues.analysis.traffic import linear_bias
+from epilogues.tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand
+
+_TEMPLATE = '''\
+"""{name}, fused against eager PyTorch: M x N x K = {m} x {n} x {k}, {dtype}.
+
+    python THIS_FILE            # with these extents; on a CPU with none beyond {cpu_extent}
+    python THIS_FILE M N K      # with others
+
+Exit code 0 if the fused result is as near to float64 as the unfused one; 1 if not.  Written by gemm_ops.explain.
+"""
+
+import functools
+import statistics
+import sys
+from types import SimpleNamespace
+
+import torch
+from torch.nn import functional as F
+
+import epilogues as ep
+import gemm_ops
+from epilogues.operations import OPERATIONS
+
+{load}
+
+DTYPE = {torch_dtype}
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+M, N, K = map(int, sys.argv[1:4]) if len(sys.argv) == 4 else ({m}, {n}, {k})
+if DEVICE == "cpu" and len(sys.argv) != 4:
+    M, N, K = (min(extent, {cpu_extent}) for extent in (M, N, K))
+
+#: The relative error that rounding explains: half a unit in the last place for the store, and for each cast.
+ROUNDING = {rounding}
+
+op = SimpleNamespace(**{{name: row.reference for name, row in OPERATIONS.items()}})
+
+
+@functools.cache
+def number(value):
+    return torch.tensor(value, device=DEVICE)
+
+
+def make_inputs(seed):
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+
+    def normal(*shape, dtype, scale=1.0):
+        return (torch.randn(shape, generator=generator, device=DEVICE) * scale).to(dtype)
+
+    x = normal(M, K, dtype=DTYPE)
+    weight = normal(N, K, dtype=DTYPE, scale=max(K, 1) ** -0.5)
+    operands = {{
+{operands}    }}
+    return x, weight, operands
+
+
+def fused(x, weight, operands):
+    result = gemm_ops.linear(x, weight, epilogue, **operands)
+    return result if isinstance(result, dict) else {{"D": result}}
+
+
+def unfused(x, weight, given):
+{unfused}
+
+def exact(x, weight, operands):
+    acc = x.double() @ weight.double().t()
+    result = epilogue.reference(acc, compute_dtype=torch.float64, keep_casts=False, **operands)
+    return result if isinstance(result, dict) else {{"D": result}}
+
+
+def relative_error(result, truth):
+    finite = truth.isfinite()
+    difference = torch.where(finite, result.double() - truth, 0.0).norm()
+    scale = torch.where(finite, truth, 0.0).norm()
+    return float(difference / scale) if scale else float(difference)
+
+
+def check():
+    x, weight, operands = make_inputs(0)
+    got, eager, truth = fused(x, weight, operands), unfused(x, weight, operands), exact(x, weight, operands)
+    good = True
+    for name, value in truth.items():
+        error, unfused_error = relative_error(got[name], value), relative_error(eager[name], value)
+        limit = max(1.05 * unfused_error, ROUNDING[name] + max(K, 1) ** 0.5 * 2.0**-23)
+        good = good and error <= limit
+        print(f"output {{name}}: error {{error:.2e}} fused, {{unfused_error:.2e}} unfused, limit {{limit:.2e}}"
+              + ("" if error <= limit else "   TOO LARGE"))
+    return good
+
+
+def measure(rounds=21, calls=10):
+    sets = [make_inputs(seed) for seed in range(3)]  # so that the cache does not hold what the last call read
+    contenders = {{"fused": fused, "unfused": unfused}}
+    times = {{name: [] for name in contenders}}
+    for contender in contenders.values():
+        for inputs in sets:
+            contender(*inputs)
+    for turn in range(rounds):
+        for name in sorted(contenders, reverse=bool(turn % 2)):  # clocks change: take turns in going first
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for call in range(calls):
+                contenders[name](*sets[call % len(sets)])
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) * 1e3 / calls)
+    medians = {{name: statistics.median(values) for name, values in times.items()}}
+    for name, value in medians.items():
+        print(f"{{name:8}} {{value:10.1f}} us")
+    print(f"unfused / fused: {{medians['unfused'] / medians['fused']:.2f}}")
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        print(f"{{epilogue.name}}: {{M}} x {{N}} x {{K}}, {{DTYPE}}, on {{DEVICE}}")
+        passed = check()
+        if DEVICE == "cuda" and 0 not in (M, N, K):
+            measure()
+        else:
+            print("no times: they are taken on a GPU")
+    sys.exit(0 if passed else 1)
+'''
+
+_CPU_EXTENT = 256
+_TORCH = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
+_ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+# PyTorch functions that take their parameters as numbers: one kernel, where the table's reference may have several
+_WITH_NUMBERS = {
+    "leaky_relu": "F.leaky_relu",
+    "threshold": "F.threshold",
+    "softplus": "F.softplus",
+    "elu": "F.elu",
+    "celu": "F.celu",
+    "hardshrink": "F.hardshrink",
+    "softshrink": "F.softshrink",
+}
+
+
+def comparison_script(
+    epilogue: Epilogue, tree: EpilogueTree, shape: tuple[int, int, int], element: str, *, origin: str = ""
+) -> str:
+    """The text of the script.
+
+    Args:
+        epilogue: as the user has it.
+        tree: its tree with all kinds and dtypes known, before eager rounding.
+        shape: M, N, K.
+        element: short dtype name of the matrices.
+        origin: ``module:attribute`` to import the epilogue from; "": asked of the epilogue itself.
+    """
+    m, n, k = shape
+    return _TEMPLATE.format(
+        name=re.sub(r"[^\w .:<>-]", "_", epilogue.name),
+        m=m,
+        n=n,
+        k=k,
+        dtype=_TORCH[element].removeprefix("torch."),
+        torch_dtype=_TORCH[element],
+        cpu_extent=_CPU_EXTENT,
+        load=_load(epilogue, origin or find_origin(epilogue)),
+        rounding={store.name: _rounding(tree, str(store.dtype)) for store in tree.outputs},
+        operands="".join(f"        {operand.name!r}: {_make(operand)},\n" for operand in tree.operands),
+        unfused=_unfused(tree, element),
+    )
+
+
+def find_origin(epilogue: Epilogue) -> str:
+    """``module:attribute`` that gives the epilogue when imported; "" if there is none."""
+    module_name, name = getattr(epilogue, "__module__", ""), getattr(epilogue, "__qualname__", "")
+    module = sys.modules.get(module_name)
+    if module is None or module_name == "__main__" or not getattr(module, "__file__", None):
+        return ""
+    return f"{module_name}:{name}" if name.isidentifier() and getattr(module, name, None) is epilogue else ""
+
+
+def _load(epilogue: Epilogue, origin: str) -> str:
+    """The lines that make the name ``epilogue``."""
+    if not origin:
+        text = epilogue.tree.to_json().replace('}, {"n', '},\n {"n')
+        return f"epilogue = ep.Epilogue.from_tree(ep.EpilogueTree.from_json('''{text}'''), {epilogue.name!r})"
+    module_name, _, attribute = origin.partition(":")
+    lines = [f"from {module_name} import {attribute.partition('.')[0]} as found"]
+    _, dot, rest = attribute.partition(".")
+    lines.append(f"epilogue = found{dot}{rest}")
+    if folder := _folder(module_name):
+        lines.insert(0, f"sys.path.append({folder!r})")
+    return "\n".join(lines)
+
+
+def _folder(module_name: str) -> str:
+    """The folder that the module's top package is found in."""
+    file = getattr(importlib.import_module(module_name), "__file__", None)
+    if file is None:
+        return ""
+    path = Path(file).resolve()
+    above = module_name.count(".") + (path.name == "__init__.py")
+    return str(path.parents[above])
+
+
+def _make(operand: Operand) -> str:
+    """An expression that draws an operand."""
+    dtype = _TORCH[str(operand.dtype)]
+    if operand.kind is Kind.SCALAR:
+        return "0.75"
+    shape = {Kind.ROW: "N", Kind.COLUMN: "M", Kind.AUX: "M, N"}[operand.kind]
+    return f"normal({shape}, dtype={dtype})"
+
+
+def _rounding(tree: EpilogueTree, dtype: str) -> float:
+    return _ROUNDOFF[dtype] + sum(_ROUNDOFF[node.dtype] for node in tree.nodes if isinstance(node, Cast))
+
+
+def _unfused(tree: EpilogueTree, element: str) -> str:
+    """The body of ``unfused``: a line for each PyTorch function."""
+    bias = linear_bias(tree, element)
+    in_linear = "" if bias is None else f", given[{bias[1].name!r}]"
+    lines = [f"product = F.linear(x, weight{in_linear})"]
+    names: dict[int, str] = {}
+    for node in tree.nodes:
+        if isinstance(node, Accumulator) or (bias is not None and node is bias[0]):
+            names[id(node)] = "product"
+        elif isinstance(node, Operand):
+            names[id(node)] = _operand(node)
+        elif isinstance(node, Constant):
+            names[id(node)] = f"number({_number(node.value)})"
+        else:
+            names[id(node)] = name = f"v{len(lines)}"
+            lines.append(f"{name} = {_call(node, names)}")
+    outputs = ", ".join(
+        f"{store.name!r}: {names[id(store.value)]}.to({_TORCH[str(store.dtype)]})" for store in tree.outputs
+    )
+    lines.append(f"return {{{outputs}}}")
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _operand(operand: Operand) -> str:
+    given = f"given[{operand.name!r}]"
+    if operand.kind is Kind.SCALAR:
+        return f"number({given})"
+    return f"{given}[:, None]" if operand.kind is Kind.COLUMN else given
+
+
+def _call(node: Node, names: dict[int, str]) -> str:
+    if isinstance(node, Cast):
+        return f"{names[id(node.value)]}.to({_TORCH[node.dtype]})"
+    assert isinstance(node, Apply)
+    first, *others = node.operands
+    if node.operation in _WITH_NUMBERS and all(isinstance(other, Constant) for other in others):
+        parameters = [_number(other.value) for other in others if isinstance(other, Constant)]
+        return f"{_WITH_NUMBERS[node.operation]}({', '.join([names[id(first)], *parameters])})"
+    return f"op.{node.operation}({', '.join(names[id(child)] for child in node.operands)})"
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f'float("{value}")'

@@ -1,0 +1,171 @@
+"""The report as plain text, at most 110 columns wide, the decision first.
+
+>>> print(to_text(report))
+scaled_residual, M x N x K = 4096 x 4096 x 4096, bf16, on H200 SXM
+FUSE: ...
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from .estimate import epilogue_seconds
+from .report import Report
+from .units import count, in_bytes, in_mebibytes, in_number, in_rate, in_share, in_time
+
+_WIDTH = 110
+#: One row of a table.
+Cells = tuple[str, ...]
+_INDENT = "  "
+
+
+def to_text(report: Report) -> str:
+    """The whole report; the source and the script are only named, they are long."""
+    parts = [
+        [title(report), report.decision.headline, *_bullets(report.decision.reasons)],
+        ["Device", *_wrapped(device_words(report))],
+        ["Bytes and time", *_columns(time_rows(report)), *_wrapped(TIME_NOTE)],
+        ["Kernels of eager PyTorch", *_columns(eager_rows(report)), *_wrapped(eager_note(report))],
+        ["Fused kernel", *(line for words in kernel_words(report) for line in _wrapped(words))],
+        ["Dtypes: " + DTYPE_NOTE, *_columns(dtype_rows(report)[1:])],
+        ["Who fuses it already", *_bullets(coverage_words(report))],
+        ["Limitations", *_bullets(report.limitations)],
+        ["More: report.script compares and times, report.source is the C++, report.to_markdown() has both"],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+# What both text and Markdown say.
+
+TIME_NOTE = (
+    "limit: no kernel is faster, it is the larger of bytes / bandwidth and FLOP / peak; expected: with what kernels "
+    "were seen to lose on an H200. Estimates, not measurements."
+)
+DTYPE_NOTE = "computed in f32; rounded where it says so, nowhere else"
+
+
+def title(report: Report) -> str:
+    """Epilogue, problem and device in one line."""
+    assumed = " (assumed)" if report.device_note.startswith("assumed") else ""
+    problem = f"M x N x K = {report.m} x {report.n} x {report.k}, {report.dtype}"
+    return f"{report.name}, {problem}, on {report.device.name}{assumed}"
+
+
+def device_words(report: Report) -> str:
+    """The device's figures and where they are from."""
+    device = report.device
+    figures = (
+        f"{device.name}: {in_rate(device.bandwidth, 'B/s')}, {in_rate(device.peak(report.dtype), 'FLOP/s')} in "
+        f"{report.dtype}, L2 cache {in_mebibytes(device.l2)}, {device.multiprocessors} multiprocessors; "
+        f"{device.origin}."
+    )
+    return f"{figures} {report.device_note[:1].upper()}{report.device_note[1:]}." if report.device_note else figures
+
+
+def time_rows(report: Report) -> list[Cells]:
+    """The table of the three ways, its head first."""
+    traffic, times = report.traffic, report.times
+    operations = 2 * report.m * report.n * report.k
+    compiled = 1 + bool(traffic.tail)
+    rows: list[Cells] = [("", "moves", "FLOP per byte", "limit", "expected")]
+    for name, bytes, time in (
+        (f"eager PyTorch, {count(len(traffic.eager), 'kernel')}", traffic.unfused_bytes, times.eager),
+        (f"torch.compile, {count(compiled, 'kernel')}", traffic.compiled_bytes, times.compiled),
+        ("fused, 1 kernel", traffic.fused_bytes, times.fused),
+    ):
+        intensity = in_number(operations / bytes) if bytes else "-"
+        rows.append((name, in_bytes(bytes), intensity, in_time(time.limit), in_time(time.expected)))
+    saved = in_share(traffic.saved_share) if traffic.saved_bytes >= 0 else "nothing"
+    rows.append(("saved, against eager", saved, "", "", in_share(times.saved_share)))
+    return rows
+
+
+def eager_rows(report: Report) -> list[Cells]:
+    """The table of eager PyTorch's kernels, its head first."""
+    rows: list[Cells] = [("", "reads", "writes")]
+    rows += [(kernel.name, in_bytes(kernel.read), in_bytes(kernel.written)) for kernel in report.traffic.eager]
+    return rows
+
+
+def eager_note(report: Report) -> str:
+    """How the kernels of eager PyTorch are counted."""
+    balance = in_number(report.times.gemm.ridge)
+    return (
+        "Counted: each kernel reads every input once and writes its result once; a bias that F.linear can add is part "
+        f"of it. The GEMM has {in_number(report.times.gemm.intensity)} FLOP per byte and the device balances at "
+        f"{balance}: it is limited by {'arithmetic' if report.times.gemm.bound == 'compute' else 'memory traffic'}."
+    )
+
+
+def kernel_words(report: Report) -> list[str]:
+    """Which kernel, and what it needs of registers; a paragraph each."""
+    if report.kernel.spec is None:
+        return [f"None: {report.kernel.refusal}."]
+    state = "built already" if report.kernel.library else "not built yet"
+    words = [f"{report.kernel.spec.config.name} for sm_{report.kernel.spec.arch}, {state}."]
+    use = report.registers
+    if use is not None:
+        warning = "  WARNING: it will spill." if use.warns else ""
+        words.append(
+            f"Registers: about {use.needed} of the {use.budget} that a thread may have (estimate). At most "
+            f"{count(use.live, 'value')} of one element must be held at once ({_peak(use.live_at)}); above "
+            f"{max(use.live_limit, 0)}, values are expected to spill to memory.{warning}"
+        )
+    if report.built is not None:
+        spilled = f"{count(report.built.spilled, 'byte')} of local memory" if report.built.spilled else "no spills"
+        words.append(f"Built: {report.built.registers} registers a thread, {spilled} (says {report.built.source}).")
+    elif report.kernel.library:
+        words.append("Built: registers and spills are not known, there is no record of the build and no cuobjdump.")
+    seconds = epilogue_seconds(report.instructions, report.m, report.n, report.device)
+    work = count(report.instructions, "instruction")
+    words.append(f"Work: about {work} for each element, {in_time(seconds)} in all (estimate).")
+    return words
+
+
+def _peak(at: str) -> str:
+    return "its inputs" if at == "load" else f"during {at}"
+
+
+def dtype_rows(report: Report) -> list[Cells]:
+    """The dtype and cast map, its head first."""
+    rows: list[Cells] = [("value", "dtype", "conversion")]
+    return rows + [(entry.text, entry.dtype, entry.conversion) for entry in report.dtypes]
+
+
+def coverage_words(report: Report) -> tuple[str, str]:
+    """What cuBLASLt and torch.compile do."""
+    coverage = report.coverage
+    return (
+        f"cuBLASLt, through PyTorch, {coverage.cublaslt_words}.",
+        f"torch.compile {coverage.compile_words}.",
+    )
+
+
+# Layout.
+
+
+def _wrapped(words: str) -> list[str]:
+    return textwrap.wrap(words, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False)
+
+
+def _bullets(items: Iterable[str]) -> list[str]:
+    lines = []
+    for item in items:
+        lines += textwrap.wrap(item, _WIDTH, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
+    return lines
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as columns: the first and words to the left, what begins with a digit in some row to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    right = [any(cell[:1].isdigit() for cell in column) for column in zip(*rows, strict=True)]
+    right[0] = False
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append((_INDENT + "  ".join(cells)).rstrip())
+    return lines

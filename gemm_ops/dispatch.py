@@ -7,7 +7,7 @@
     >>> outputs = make_plan(call, decision.spec).run(call.flat, call.b, call.bound, call.out)
 
 The layers: ``problem``, ``operands`` and ``outputs`` read the tensors; :func:`decide` asks the families
-(``kernels/families``) in order of preference and falls back to the reference backend with a reason;
+(``kernels/selection``) in order of preference and falls back to the reference backend with a reason;
 then a plan launches the built kernel (``plan``, ``runtime/library``), or :func:`compute_unfused` runs ``fallback``.
 
 Falling back is announced once per reason with a :class:`FallbackWarning`.  A backend asked for by name with
@@ -38,13 +38,12 @@ from .build.cache import find_library
 from .build.toolchain import find_toolchain
 from .errors import FallbackWarning, ProblemError, ToolchainError, UnsupportedProblemError
 from .fallback import run_reference
-from .kernels.families import arch_of, choose_config, families_for, refusal
+from .kernels.selection import Selection, Target, problem_refusal, select_kernel
 from .kernels.spec import KernelSpec
 from .operands import BoundOperand, OperandFacts, bind_operands
 from .outputs import bind_outputs
 from .plan import Plan
 from .problem import Matrix, Problem, read_problem
-from .runtime.abi import MAX_OPERANDS, MAX_OUTPUTS
 from .runtime.library import is_loaded
 
 BACKENDS = ("auto", "sm90", "sm80", "reference")
@@ -192,24 +191,23 @@ def decide(call: Call) -> Decision:
         reason, loss = "an argument requires grad, and the fused kernels have no backward pass yet", on_cuda
     elif not on_cuda:
         reason = f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices"
-    elif problem.element not in ("f16", "bf16"):
-        reason = f"the kernels take float16 and bfloat16 matrices, not {problem.dtype}"
-    elif 0 in (problem.m, problem.n, problem.k):
-        reason, loss = "an extent is 0, so there is nothing to multiply", False
-    elif len(call.operands) > MAX_OPERANDS or len(call.output_layouts) > MAX_OUTPUTS:
-        reason = f"a kernel has at most {MAX_OPERANDS} operands and {MAX_OUTPUTS} outputs"
+    else:
+        reason = problem_refusal(problem, len(call.operands), len(call.output_layouts))
+        loss = 0 not in (problem.m, problem.n, problem.k)
     if reason:
         return _fall_back(forced, reason, loss=loss)
-    decision = _decide_kernel(
+    capability = torch.cuda.get_device_capability(problem.device)
+    selection = _select(
         call.tree,
         dataclasses.replace(problem, m_shape=()),  # how M came about does not matter to a kernel
         tuple(operand.facts for operand in call.operands),
         call.output_layouts,
         forced,
+        Target(capability, multiprocessor_count(problem.device)),
     )
-    spec = decision.spec
+    spec = selection.spec
     if spec is None:
-        return _fall_back(forced, decision.reason, loss=True)
+        return _fall_back(forced, selection.reason, loss=True)
     if not is_loaded(spec) and find_library(spec) is None:
         try:
             find_toolchain()
@@ -217,7 +215,8 @@ def decide(call: Call) -> Decision:
             if forced != "auto":
                 raise
             return _fall_back(forced, f"the kernel is not built yet and cannot be: {error}", loss=True)
-    return decision
+    reason = f"compute capability {capability[0]}.{capability[1]}"
+    return Decision(spec.config.family, spec.config.name, reason, spec)
 
 
 def _fall_back(forced: str, reason: str, *, loss: bool) -> Decision:
@@ -227,35 +226,16 @@ def _fall_back(forced: str, reason: str, *, loss: bool) -> Decision:
 
 
 @functools.lru_cache(maxsize=4096)
-def _decide_kernel(
+def _select(
     tree: EpilogueTree,
     problem: Problem,
     operands: tuple[OperandFacts, ...],
     outputs: tuple[tuple[Matrix, str], ...],
     forced: str,
-) -> Decision:
-    """The kernel for a problem, or a decision without a spec that says why there is none."""
-    capability = torch.cuda.get_device_capability(problem.device)
-    available = families_for(capability)
-    if forced != "auto":
-        available = tuple(family for family in available if family == forced)
-    if not available:
-        version = ".".join(map(str, capability))
-        return Decision("reference", None, f"no kernel family runs on compute capability {version}")
-    reasons = []
-    for family in available:
-        reason = refusal(family, problem, operands, outputs)
-        if not reason:
-            config = choose_config(family, problem, tree, multiprocessor_count(problem.device))
-            if config is not None:
-                assert problem.a is not None and problem.b is not None and problem.element is not None
-                layouts = str(problem.a.layout), str(problem.b.layout)
-                spec = KernelSpec(tree, config, problem.element, *layouts, arch_of(family, capability))
-                return Decision(family, config.name, f"compute capability {capability[0]}.{capability[1]}", spec)
-            reason = "the epilogue's auxiliary matrices leave no room in shared memory"
-        if reason not in reasons:
-            reasons.append(reason)
-    return Decision("reference", None, "; ".join(reasons))
+    target: Target,
+) -> Selection:
+    families = None if forced == "auto" else (forced,)
+    return select_kernel(tree, problem, operands, outputs, target=target, families=families)
 
 
 @functools.cache

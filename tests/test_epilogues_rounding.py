@@ -18,7 +18,8 @@ import epilogues as ep
 import gemm_ops
 from epilogues import Aux, Epilogue, EpilogueTree, Kind, Row, Scalar
 from epilogues.operations import OPERATIONS
-from epilogues.tree import Cast, Constant
+from epilogues.passes.eager_rounding import write_out_compositions
+from epilogues.tree import Apply, Cast, Constant
 
 #: What PyTorch computes otherwise on a CPU: some numbers next to 16 bits are rounded first that CUDA's kernels keep,
 #: and the other way round; some functions round in between, or use other formulas.
@@ -238,3 +239,10 @@ def test_kinds_stay() -> None:
         Kind.SCALAR,
         Kind.AUX,
     ]
+
+
+def test_compositions_written_out() -> None:
+    written = write_out_compositions(row_tree("quick_gelu", "f32"))
+    assert [node.operation for node in written.nodes if isinstance(node, Apply)] == ["mul", "sigmoid", "mul"]
+    plain = ep.builders.bias_activation("gelu").tree
+    assert write_out_compositions(plain) == plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -293,13 +294,11 @@ def test_the_kernel_is_the_one_that_dispatch_would_take(monkeypatch: pytest.Monk
                     for operand, kind in epilogue.operands.items()
                 }
                 call = dispatch.bind_call(a, b.t(), epilogue, operands, None)
-                dispatch._decide_kernel.cache_clear()
-                facts = tuple(operand.facts for operand in call.operands)
-                decision = dispatch._decide_kernel(call.tree, call.problem, facts, call.output_layouts, "auto")
+                there = dataclasses.replace(call.problem, device=torch.device("cuda", 0))
+                decision = dispatch.decide(dataclasses.replace(call, problem=there))
                 found = report.kernel.spec
                 assert (found and found.key) == (decision.spec and decision.spec.key), (name, shape)
                 assert bool(report.kernel.refusal) == (decision.spec is None)
-        dispatch._decide_kernel.cache_clear()
 
 
 def _pretend_built(spec: KernelSpec, record: str | None) -> Path:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from eager_functions import eager_functions
 from torch.nn import functional as F
 
 import epilogues as ep
 from epilogues import functions
+from epilogues.dtypes import torch_dtype
 from epilogues.operations import OPERATIONS, is_condition
 from epilogues.tree import Accumulator, Apply, Constant, EpilogueTree, Kind, Operand, Store
 from epilogues.validation import validate
@@ -354,3 +356,10 @@ def test_every_row_has_its_device_function():
         )
         for row in OPERATIONS.values()
     }
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_pytorch_computes_it_in_the_dtypes_that_the_row_names(name: str) -> None:
+    for dtype in map(torch_dtype, OPERATIONS[name].dtypes):
+        x = torch.linspace(-2, 2, 12).reshape(3, 4).to(dtype)
+        assert eager_functions()[name](x, x.abs() + 0.5).shape == (3, 4)

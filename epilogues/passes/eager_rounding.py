@@ -60,6 +60,30 @@ def insert_eager_casts(tree: EpilogueTree, gemm_dtype: str, ranks: Mapping[str, 
     return replace(tree, outputs=tuple(replace(store, value=done[id(store.value)]) for store in tree.outputs))
 
 
+def write_out_compositions(tree: EpilogueTree) -> EpilogueTree:
+    """The tree with every operation that eager PyTorch composes of several kernels written out as these."""
+    maker = _Rows(_Plain())
+    done: dict[int, Node] = {}
+    for node in tree.nodes:
+        inputs = [done[id(child)] for child in node.inputs]
+        if isinstance(node, Apply):
+            compose = None if node.intermediate else OPERATIONS[node.operation].eager
+            done[id(node)] = replace(node, operands=tuple(inputs)) if compose is None else compose(maker, *inputs)
+        else:
+            done[id(node)] = replace(node, value=inputs[0]) if isinstance(node, Cast) else node
+    return replace(tree, outputs=tuple(replace(store, value=done[id(store.value)]) for store in tree.outputs))
+
+
+class _Plain:
+    """Makes nodes, and nothing else of them."""
+
+    def apply(self, operation: str, inputs: Sequence[Node]) -> Node:
+        return Apply(operation, tuple(inputs))
+
+    def constant(self, value: float) -> Node:
+        return Constant(value)
+
+
 class _Rounding:
     """Makes the nodes of one tree again, with their types; equal nodes are made once."""
 
@@ -80,7 +104,7 @@ class _Rounding:
             assert node.dtype is not None, "eager rounding takes resolved trees"
             return self._typed(node, _Type(node.dtype, self.ranks.get(node.name, "tensor")))
         if isinstance(node, Constant):
-            return self._constant(node.value)
+            return self.constant(node.value)
         if isinstance(node, Cast):
             return self._cast(inputs[0], node.dtype, self._spread(inputs[0]))
         assert isinstance(node, Apply)
@@ -114,9 +138,9 @@ class _Rounding:
         ranks = self.types[id(x)].rank, self.types[id(y)].rank
         if ranks[0] != "number" and ranks[1] == "number":
             if isinstance(y, Constant):
-                inverse: Node = self._constant((1.0 / torch.tensor(y.value, dtype=torch.float32)).item())
+                inverse: Node = self.constant((1.0 / torch.tensor(y.value, dtype=torch.float32)).item())
             else:
-                inverse = self.apply("div", [self._constant(1.0), y], intermediate=True)
+                inverse = self.apply("div", [self.constant(1.0), y], intermediate=True)
             return self.apply("mul", [x, inverse])
         if ranks[0] == "number" and ranks[1] != "number" and not isinstance(x, Constant):
             return self.apply("mul", [self.apply("reciprocal", [y]), x])  # Tensor.__rtruediv__
@@ -157,7 +181,7 @@ class _Rounding:
         if given.rank == "number" and not keeps_numbers:
             if isinstance(value, Constant):
                 single = torch.tensor(value.value, dtype=torch.float32)
-                return self._constant(single.to(torch_dtype(common.dtype)).item())
+                return self.constant(single.to(torch_dtype(common.dtype)).item())
             return self._cast(value, common.dtype, given.rank)
         return self._cast(value, common.dtype, given.rank) if given.rank == "0-dim" else value
 
@@ -170,7 +194,7 @@ class _Rounding:
         node = self._once(("cast", id(value), dtype), Cast(value, dtype))
         return self._typed(node, _Type(dtype, rank))
 
-    def _constant(self, value: float) -> Node:
+    def constant(self, value: float) -> Node:
         return self._typed(self._once(("constant", float(value).hex()), Constant(value)), _Type("f32", "number"))
 
     def _once(self, key: object, node: Node) -> Node:
@@ -184,12 +208,12 @@ class _Rounding:
 class _Rows:
     """The rows of the table as functions of nodes and numbers, for a row's ``eager``."""
 
-    def __init__(self, rounding: _Rounding) -> None:
-        self._rounding = rounding
+    def __init__(self, maker: _Rounding | _Plain) -> None:
+        self._maker = maker
 
     def __getattr__(self, operation: str) -> Any:
         def call(*values: Any) -> Node:
-            inputs = [value if isinstance(value, Node) else self._rounding._constant(value) for value in values]
-            return self._rounding.apply(operation, inputs)
+            inputs = [value if isinstance(value, Node) else self._maker.constant(value) for value in values]
+            return self._maker.apply(operation, inputs)
 
         return call

@@ -4,9 +4,10 @@
     >>> choice.config, choice.refusal
     ('sm90_cooperative_128x256x64_2x1', '')
 
-Contract: the rules are those of :func:`gemm_ops.dispatch.decide`, asked with the device's compute capability and
-multiprocessors.  What is asked about are contiguous matrices ``x`` (M, K) and ``weight`` (N, K), as ``F.linear`` takes
-them, and new outputs; gradients are no subject here.  Nothing is built, and CUTLASS is not imported.
+Contract: the rules are those of :mod:`gemm_ops.kernels.selection`, which dispatch asks too, with the device's compute
+capability and multiprocessors.  What is asked about are contiguous matrices ``x`` (M, K) and ``weight`` (N, K),
+as ``F.linear`` takes them, and new outputs; gradients are no subject here.  Nothing is built, and CUTLASS is not
+imported.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from pathlib import Path
 from ..build.cache import RECORD, find_library
 from ..dispatch import Call
 from ..kernels.config import KernelConfig
-from ..kernels.families import arch_of, choose_config, families_for, refusal
+from ..kernels.selection import Target, problem_refusal, select_kernel
 from ..kernels.spec import KernelSpec
-from ..runtime.abi import MAX_OPERANDS, MAX_OUTPUTS
 from .devices import Device
 
 
@@ -48,46 +48,22 @@ class KernelChoice:
 
 def choose_kernel(call: Call, device: Device) -> KernelChoice:
     """The kernel of a call on a device; see the module's first page."""
-    problem = call.problem
-    reasons: list[str] = []
-    if problem.element not in ("f16", "bf16"):
-        reasons.append(f"the kernels take float16 and bfloat16 matrices, not {str(problem.dtype).partition('.')[2]}")
-    elif 0 in (problem.m, problem.n, problem.k):
-        reasons.append("an extent is 0, so there is nothing to multiply")
-    elif len(call.operands) > MAX_OPERANDS or len(call.output_layouts) > MAX_OUTPUTS:
-        reasons.append(f"a kernel has at most {MAX_OPERANDS} operands and {MAX_OUTPUTS} outputs")
-    elif not families_for(device.capability):
-        reasons.append(f"no kernel family runs on compute capability {'.'.join(map(str, device.capability))}")
-    if reasons:
-        return KernelChoice(None, reasons[0])
-    outputs = call.epilogue.outputs
+    refused = problem_refusal(call.problem, len(call.operands), len(call.output_layouts))
+    if refused:
+        return KernelChoice(None, refused)
     facts = [operand.facts for operand in call.operands]
-    for family in families_for(device.capability):
-        reason = refusal(family, problem, facts, call.output_layouts)
-        if not reason:
-            config = choose_config(family, problem, call.tree, device.multiprocessors)
-            if config is not None:
-                spec = _spec(call, config, arch_of(family, device.capability))
-                return KernelChoice(spec, "", find_library(spec))
-            reason = "the epilogue's auxiliary matrices leave no room in shared memory"
-        reason = _in_users_names(reason, outputs)
-        if reason not in reasons:
-            reasons.append(reason)
-    return KernelChoice(None, "; ".join(reasons))
+    target = Target(device.capability, device.multiprocessors)
+    selection = select_kernel(call.tree, call.problem, facts, call.output_layouts, target=target)
+    if selection.spec is None:
+        return KernelChoice(None, _in_users_names(selection.reason, call.epilogue.outputs))
+    return KernelChoice(selection.spec, "", find_library(selection.spec))
 
 
 def _in_users_names(reason: str, outputs: tuple[str, ...]) -> str:
     """A refusal with the names that ``linear`` has for the matrices, and the epilogue for its outputs."""
-    for name, known in (("a:", "x:"), ("b:", "weight:")):
-        if reason.startswith(name):
-            reason = known + reason.removeprefix(name)
-    return re.sub(r"^output (\d+):", lambda match: f"output {outputs[int(match[1])]}:", reason)
-
-
-def _spec(call: Call, config: KernelConfig, arch: str) -> KernelSpec:
-    problem = call.problem
-    assert problem.a is not None and problem.b is not None and problem.element is not None
-    return KernelSpec(call.tree, config, problem.element, str(problem.a.layout), str(problem.b.layout), arch)
+    reason = re.sub(r"(^|; )a:", r"\1x:", reason)
+    reason = re.sub(r"(^|; )b:", r"\1weight:", reason)
+    return re.sub(r"(^|; )output (\d+):", lambda match: f"{match[1]}output {outputs[int(match[2])]}:", reason)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch
 
 from epilogues import Epilogue, EpilogueError, Kind, analysis
 from epilogues.dtypes import dtype_name, torch_dtype
+from epilogues.passes.eager_rounding import write_out_compositions
 from epilogues.tree import EpilogueTree, Node, Operand
 
 from ..dispatch import Call, bind_call
@@ -77,7 +78,7 @@ def explain(
     call = _bind(epilogue, m, n, k, element, facts)
     resolved = epilogue.tree.resolve(facts, element, {op.name: "number" for op in _scalars(epilogue.tree)})
 
-    traffic = analysis.count_traffic(declared, m, n, k, element)
+    traffic = analysis.count_traffic(write_out_compositions(declared), m, n, k, element)
     if cost is None:
         cost = analysis.fast_instructions if variant_of(resolved) == "fast" else analysis.exact_instructions
     instructions = analysis.instructions_per_element(resolved, cost)

@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from .dtypes import torch_dtype
 from .errors import EpilogueError
 from .operand_shapes import check_names, is_number, operand_number
 from .outputs import Outputs
-from .passes.compute_dtype import with_compute_dtype
+from .passes.compute_dtype import known_compute_dtype, write_out_compute_dtype
 from .reference import evaluate, round_number
 from .source import explain, plain_function, short, user_location
 from .symbol import Symbol
@@ -63,8 +64,9 @@ class Epilogue:
     ) -> None:
         chosen = name or str(getattr(function, "__name__", type(function).__name__))
         is_module = isinstance(function, torch.nn.Module)
-        tree = trace(function, chosen, _known_rounding(rounding))
-        self._set(with_compute_dtype(tree, compute_dtype), chosen)
+        dtype = known_compute_dtype(compute_dtype)
+        _check_goes_together(chosen, _known_rounding(rounding), dtype)
+        self._set(replace(trace(function, chosen, rounding), compute_dtype=dtype), chosen)
         self.__qualname__ = chosen
         # the attributes of a function, not the state of an object that can be called
         updated = ("__dict__",) if inspect.isfunction(function) else ()
@@ -123,6 +125,7 @@ class Epilogue:
         """
         if _known_rounding(rounding) == self.tree.rounding:
             return self
+        _check_goes_together(self.name, rounding, self.tree.compute_dtype)
         return Epilogue.from_tree(replace(self.tree, rounding=rounding), self.name)
 
     def with_compute_dtype(self, dtype: torch.dtype | str) -> Epilogue:
@@ -132,8 +135,11 @@ class Epilogue:
             DtypeError: for dtypes other than float32, float16 and bfloat16.
             EpilogueError: if the epilogue has eager rounding.
         """
-        tree = with_compute_dtype(self.tree, dtype)
-        return self if tree is self.tree else Epilogue.from_tree(tree, self.name)
+        name = known_compute_dtype(dtype)
+        if name == self.tree.compute_dtype:
+            return self
+        _check_goes_together(self.name, self.tree.rounding, name)
+        return Epilogue.from_tree(replace(self.tree, compute_dtype=name), self.name)
 
     def __call__(self, acc: Any, /, *args: Any, **operands: Any) -> Any:
         """Inside another epilogue: this one, of its values.  On tensors: :meth:`reference`.
@@ -155,6 +161,7 @@ class Epilogue:
             )
             advice = f"declare both alike, or use {self.name}.with_rounding('once')"
             raise EpilogueError(explain(message, user_location(), instead=advice))
+        _check_goes_together(self.name, recorder.rounding, self.tree.compute_dtype)
         start = recorder.value(acc)
         return self._compose(start, {op.name: self._given(recorder, op, named[op.name]) for op in self.tree.operands})
 
@@ -168,7 +175,7 @@ class Epilogue:
 
     def _compose(self, acc: Symbol, values: dict[str, Symbol]) -> Any:
         # the tree and not the function: what that closes over, or the object it is a method of, may have changed
-        outputs = replay(self.tree, acc, values)
+        outputs = replay(write_out_compute_dtype(self.tree), acc, values)
         return Outputs(outputs, self.name) if len(outputs) > 1 else outputs[MAIN_OUTPUT]
 
     def _by_name(self, args: tuple[Any, ...], operands: dict[str, Any]) -> dict[str, Any]:
@@ -294,6 +301,13 @@ def _rebuild(text: str, name: str, doc: str | None) -> Epilogue:
     made = Epilogue.from_tree(EpilogueTree.from_json(text), name)
     made.__doc__ = doc
     return made
+
+
+def _check_goes_together(name: str, rounding: str, compute_dtype: str) -> None:
+    if rounding != "once" and compute_dtype != "f32":
+        message = f"epilogue {name}: compute_dtype {torch_dtype(compute_dtype)} with rounding={rounding!r}"
+        why = "eager PyTorch computes in the tensors' own dtypes"
+        raise EpilogueError(explain(message, user_location(), why=why, instead="take one of the two"))
 
 
 def _known_rounding(rounding: str) -> str:

@@ -70,7 +70,8 @@ def describe() -> str:
         lines.append(f"{names} ({first.group})" if first.group else names)
         lines.append(f"  {first.error.__name__}, when {first.when}")
         lines.append(f"  why: {first.why}")
-        lines.append(f"  instead: {first.hint if others else first.instead}")
+        instead = first.hint.replace("{op}", "it") if others else first.instead
+        lines.append(f"  instead: {instead}")
     return "\n".join(lines)
 
 

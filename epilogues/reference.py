@@ -28,6 +28,7 @@ from .dtypes import dtype_name, torch_dtype
 from .errors import DtypeError, EpilogueError
 from .operand_shapes import bind_kind, check_names, operand_number, spread_shape
 from .operations import OPERATIONS
+from .passes.compute_dtype import write_out_compute_dtype
 from .tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Node, Operand, Store
 
 
@@ -62,7 +63,9 @@ def evaluate(
     if not acc.is_floating_point():
         raise DtypeError(f"acc: expected a floating dtype, got {acc.dtype}")
     check_names(tree, operands)
-    computed = tree if tree.rounding == "once" else _as_eager(tree, acc, operands, out_dtype)
+    computed = write_out_compute_dtype(tree)
+    if tree.rounding != "once":
+        computed = _as_eager(tree, acc, operands, out_dtype)
     values: dict[int, Tensor] = {}
     for node in computed.nodes:
         values[id(node)] = _compute(node, values, acc, operands, compute_dtype, keep_casts)

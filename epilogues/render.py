@@ -8,7 +8,8 @@
     store D = %3                : default
 
 The dtype of an operand is that of the tensor given ("any" until the tree fixes it); "default" is the dtype of
-the GEMM's inputs.  Nodes are in topological order, as :attr:`EpilogueTree.nodes` has them.
+the GEMM's inputs.  Another rounding than "once" and another compute dtype than float32 follow in lines of their own.
+Nodes are in topological order, as :attr:`EpilogueTree.nodes` has them.
 """
 
 from __future__ import annotations
@@ -19,20 +20,26 @@ from .tree import Apply, Cast, Constant, EpilogueTree, Node, Operand, SourceLoca
 
 def render_text(tree: EpilogueTree) -> str:
     """The text of a tree; see the module's example."""
-    names = {id(node): f"%{index}" for index, node in enumerate(tree.nodes)}
-    lines: list[tuple[str, str, SourceLocation | None]] = []
-    for node in tree.nodes:
-        inputs = [names[id(child)] for child in node.inputs]
-        lines.append((f"{names[id(node)]} = {_expression(node, inputs)}", value_dtype(node), node.location))
-    for store in tree.outputs:
-        dtype = tree.output_dtype(store, "default")
-        lines.append((f"store {store.name} = {names[id(store.value)]}", dtype, None))
+    values: list[tuple[str, SourceLocation | None]] = [(value_dtype(node), node.location) for node in tree.nodes]
+    values += [(tree.output_dtype(store, "default"), None) for store in tree.outputs]
+    lines = [(left, *value) for left, value in zip(statements(tree), values, strict=True)]
+    marks = [f"rounding: {tree.rounding}"] if tree.rounding != "once" else []
+    marks += [f"computed in: {tree.compute_dtype}"] if tree.compute_dtype != "f32" else []
     width = max(len(left) for left, _, _ in lines)
     rendered = []
     for left, dtype, location in lines:
         line = f"{left:<{width}}  : {dtype}"
         rendered.append(f"{line:<{width + 8}}  # {location.file}:{location.line}" if location else line)
-    return "\n".join(rendered)
+    return "\n".join([*rendered, *marks])
+
+
+def statements(tree: EpilogueTree) -> list[str]:
+    """What each node and each output is, without dtypes, in order: "%2 = add(%0, %1)", "store D = %2"."""
+    names = {id(node): f"%{index}" for index, node in enumerate(tree.nodes)}
+    made = [
+        f"{names[id(node)]} = {_expression(node, [names[id(child)] for child in node.inputs])}" for node in tree.nodes
+    ]
+    return made + [f"store {store.name} = {names[id(store.value)]}" for store in tree.outputs]
 
 
 def value_dtype(node: Node) -> str:

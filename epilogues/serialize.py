@@ -5,8 +5,8 @@
 
 The form, version 1: a flat list of nodes, inputs before their users and named by their index, then the
 outputs.  Names are kept, source locations are not.  Constants are written with ``float.hex``, so that NaN,
-infinities and -0.0 survive.  "rounding" of the tree and "intermediate" of an operation are there where they are not
-"once" and false::
+infinities and -0.0 survive.  "rounding" and "compute_dtype" of the tree and "intermediate" of an operation are there
+where they are not "once", "f32" and false::
 
     {"version": 1,
      "nodes": [{"node": "accumulator"},
@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
+from .dtypes import DTYPES
 from .errors import EpilogueError
 from .source import short
 from .tree import ROUNDINGS, Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand, Store
@@ -39,8 +40,9 @@ def tree_to_json(tree: EpilogueTree) -> str:
     index = {id(node): i for i, node in enumerate(tree.nodes)}
     nodes = [_write(node, [index[id(child)] for child in node.inputs]) for node in tree.nodes]
     outputs = [{"name": s.name, "dtype": s.dtype, "value": index[id(s.value)]} for s in tree.outputs]
-    rounding = {} if tree.rounding == "once" else {"rounding": tree.rounding}
-    return json.dumps({"version": VERSION, **rounding, "nodes": nodes, "outputs": outputs})
+    marks = {} if tree.rounding == "once" else {"rounding": tree.rounding}
+    marks |= {} if tree.compute_dtype == "f32" else {"compute_dtype": tree.compute_dtype}
+    return json.dumps({"version": VERSION, **marks, "nodes": nodes, "outputs": outputs})
 
 
 def tree_from_json(text: str) -> EpilogueTree:
@@ -79,7 +81,10 @@ def read_tree(text: str) -> EpilogueTree:
     rounding = data.get("rounding", "once")
     if rounding not in ROUNDINGS:
         raise EpilogueError(f"expected a rounding among {', '.join(ROUNDINGS)}, got {short(rounding)}")
-    return EpilogueTree(tuple(outputs), rounding)
+    compute_dtype = data.get("compute_dtype", "f32")
+    if compute_dtype not in DTYPES:
+        raise EpilogueError(f"expected a compute_dtype among {', '.join(DTYPES)}, got {short(compute_dtype)}")
+    return EpilogueTree(tuple(outputs), rounding, compute_dtype)
 
 
 def _write(node: Node, inputs: list[int]) -> dict[str, Any]:

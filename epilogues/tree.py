@@ -14,8 +14,9 @@ Contract
   may be visited in linear time with :meth:`EpilogueTree.nodes`.
 * Values have dtypes.  An :class:`Operand` has the dtype of the tensor it is loaded from (``None`` until
   that is known), a :class:`Cast` the dtype it names, everything else the compute dtype, float32.  An
-  operation converts its inputs to the compute dtype, computes there, and does *not* round its result:
-  values are rounded exactly at :class:`Cast` and :class:`Store`, nowhere else.
+  operation converts its inputs to the compute dtype, computes there, and does *not* round its result: values
+  are rounded exactly at :class:`Cast` and :class:`Store`, nowhere else.  A narrower compute dtype is written
+  out as casts when the tree is resolved (:mod:`epilogues.passes.compute_dtype`).
 * Rounding is the tree's: "once" as just said, or as eager PyTorch rounds, which takes the dtypes of a call, so
   that :meth:`EpilogueTree.resolve` inserts the casts (:mod:`epilogues.passes.eager_rounding`).
 * Identity is structure.  ``tree == other`` and ``hash(tree)`` go by :attr:`EpilogueTree.rows`, the tree
@@ -161,10 +162,13 @@ class EpilogueTree:
     Args:
         outputs: one or more stores with different names; the first is the main output.
         rounding: one of :data:`ROUNDINGS`.
+        compute_dtype: short name of the dtype that operations are computed in; of a resolved tree "f32", the others
+            written out as casts.
     """
 
     outputs: tuple[Store, ...]
     rounding: str = "once"
+    compute_dtype: str = "f32"
 
     @functools.cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -197,6 +201,8 @@ class EpilogueTree:
         rows += [("Store", (store.dtype,), (index[id(store.value)],)) for store in self.outputs]
         if self.rounding != "once":
             rows.append(("Rounding", (self.rounding,), ()))
+        if self.compute_dtype != "f32":
+            rows.append(("ComputeDtype", (self.compute_dtype,), ()))
         return tuple(rows)
 
     def __eq__(self, other: object) -> bool:
@@ -233,6 +239,7 @@ class EpilogueTree:
             ranks: of a tree with eager rounding, what PyTorch promotes by: the names of operands that are not
                 tensors with dimensions -> "number" (Python's) or "0-dim".
         """
+        from .passes.compute_dtype import write_out_compute_dtype
         from .passes.eager_rounding import insert_eager_casts
 
         change: dict[int, Node] = {}
@@ -244,7 +251,7 @@ class EpilogueTree:
         tree = replace(tree, outputs=stores)
         if self.rounding != "once":
             tree = insert_eager_casts(tree, default_dtype, ranks or {})
-        return tree.without_intermediates()
+        return write_out_compute_dtype(tree).without_intermediates()
 
     def without_intermediates(self) -> EpilogueTree:
         """The tree with every ``intermediate`` mark removed: they matter to eager rounding only."""

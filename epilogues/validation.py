@@ -345,6 +345,20 @@ def rounding_is_known(tree: EpilogueTree) -> Iterator[Finding]:
         yield f"the tree rounds {tree.rounding!r}; expected one of {', '.join(ROUNDINGS)}", None
 
 
+@_rule(
+    EpilogueError,
+    example="the tree computes in bf16 and rounds 'eager'; expected float32, in which eager PyTorch's kernels compute",
+    instead="leave out the one or the other",
+)
+def compute_dtype_goes_with_rounding(tree: EpilogueTree) -> Iterator[Finding]:
+    """The tree's compute dtype is one of the language, and float32 where it rounds as eager PyTorch."""
+    if tree.compute_dtype not in DTYPES:
+        yield f"the tree computes in {short(tree.compute_dtype)}; expected one of {', '.join(DTYPES)}", None
+    elif tree.rounding != "once" and tree.compute_dtype != "f32":
+        expected = "expected float32, in which eager PyTorch's kernels compute"
+        yield f"the tree computes in {tree.compute_dtype} and rounds {tree.rounding!r}; {expected}", None
+
+
 #: In the order in which they are checked: later rules rely on earlier ones.
 RULES: tuple[ValidationRule, ...] = tuple(_rules)
 

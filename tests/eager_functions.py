@@ -81,7 +81,12 @@ _FUNCTIONS: dict[str, Function] = {
     "chain": lambda x, y: F.gelu((x * _A + y) * _C, approximate="tanh") * _B - y,
     "soft_cap": lambda x, y: torch.tanh(x / 30.0) * 30.0,
     "deg2rad": lambda x, y: torch.deg2rad(x),
-    "logit": lambda x, y: torch.logit(torch.sigmoid(x), eps=1e-3),
+    "logit": lambda x, y: torch.logit(torch.sigmoid(x)),
+    "logit_eps": lambda x, y: torch.logit(torch.sigmoid(x), eps=1e-3),
+    "entr": lambda x, y: torch.special.entr(x),
+    "xlog1py": lambda x, y: torch.special.xlog1py(x, y.abs()),
+    "div_trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "bce_with_logits": lambda x, y: F.binary_cross_entropy_with_logits(x, x * y, reduction="none"),
 }
 #: Rows that give conditions, to be looked at through a selection.
 _CONDITIONS = ("gt", "ge", "lt", "le", "eq", "ne", "isnan", "isinf", "isfinite")

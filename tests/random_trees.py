@@ -332,4 +332,5 @@ MISTAKES: dict[str, Callable[[EpilogueTree], EpilogueTree]] = {
         tree, value=Apply("add", (_last(tree), Constant(10**400)))
     ),
     "unknown rounding": lambda tree: replace(tree, rounding="twice"),
+    "unknown compute dtype": lambda tree: replace(tree, compute_dtype="f64"),
 }

@@ -69,6 +69,7 @@ def reference_of(name: str) -> Callable[..., torch.Tensor]:
         "leaky_relu": lambda x, slope: torch.where(x > 0, x, x * slope),
         "threshold": lambda x, threshold, value: torch.where(x <= threshold, value, x),
         "logsigmoid": F.logsigmoid,
+        "entr": torch.special.entr,
         "gelu_erf": F.gelu,
         "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
         "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),

@@ -6,26 +6,43 @@ some Python numbers in another way, and some functions twice.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from eager_functions import eager_functions, pack
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from operation_support import row_tree
+from random_trees import trees
 from torch.nn import functional as F
 
 import epilogues as ep
 import gemm_ops
 from epilogues import Aux, Epilogue, EpilogueTree, Kind, Row, Scalar
 from epilogues.operations import OPERATIONS
+from epilogues.passes.compute_dtype import write_out_compute_dtype
 from epilogues.passes.eager_rounding import write_out_compositions
 from epilogues.tree import Apply, Cast, Constant
+from epilogues.validation import validate
 
 #: What PyTorch computes otherwise on a CPU: some numbers next to 16 bits are rounded first that CUDA's kernels keep,
 #: and the other way round; some functions round in between, or use other formulas.
 OTHERWISE_ON_CPU = {
     *("add_number", "sub_number", "number_mul", "number_div", "number_minus", "add_alpha", "sub_alpha"),
-    *("xlogy", "xlogy_number", "number_xlogy", "softshrink", "logit", "cube", "power_minus_2"),
+    *(
+        "xlogy",
+        "xlogy_number",
+        "number_xlogy",
+        "softshrink",
+        "logit",
+        "logit_eps",
+        "entr",
+        "xlog1py",
+        "cube",
+        "power_minus_2",
+    ),
     *("gelu_erf", "gelu_tanh", "gelu_new", "addcmul_value", "addcdiv_value", "div_number", "erf", "threshold"),
 }
 
@@ -49,7 +66,9 @@ def resolved(function: Any, *, rounding: str = "eager", gemm: str = "bf16", rank
     made = ep.epilogue(function, rounding=rounding)
     facts = {operand.name: (operand.kind, dtypes.get(operand.name, "bf16")) for operand in made.tree.operands}
     text = str(made.tree.resolve(facts, gemm, ranks or {}))
-    return "\n".join(" ".join(line.split(" : ")[0].split()) for line in text.splitlines())
+    *lines, mark = text.splitlines()
+    assert mark == f"rounding: {rounding}"
+    return "\n".join(" ".join(line.split(" : ")[0].split()) for line in lines)
 
 
 def test_every_result_is_rounded_and_so_is_the_gemm() -> None:
@@ -193,9 +212,10 @@ def test_compute_dtype_leaves_outputs_and_casts() -> None:
     results = made.reference(torch.randn(8, 16, dtype=torch.float16), bias=torch.randn(16))
     assert [value.dtype for value in results.values()] == [torch.float16, torch.float32, torch.float16]
     assert torch.equal(results["wide"], results["wide"].bfloat16().float())
-    assert [node.value for node in made.tree.nodes if isinstance(node, Constant)] == [
-        torch.tensor(0.3).bfloat16().item()
-    ]
+    written = write_out_compute_dtype(made.tree)
+    assert [node.value for node in written.nodes if isinstance(node, Constant)] == [torch.tensor(0.3).bfloat16().item()]
+    assert str(made.tree).endswith("computed in: bf16")
+    assert made.with_compute_dtype(torch.float32) == ep.epilogue(outputs)
     assert ep.epilogue(outputs, compute_dtype=torch.float32) == ep.epilogue(outputs)
 
 
@@ -206,7 +226,7 @@ def test_every_row_in_another_compute_dtype(name: str) -> None:
     operands = {operand.name: row for operand in made.tree.operands}
     result = made.reference(acc, out_dtype=torch.float32, **operands)
     assert torch.equal(result.nan_to_num(1.0), result.bfloat16().float().nan_to_num(1.0))
-    narrow = [node for node in made.tree.nodes if isinstance(node, Cast)]
+    narrow = [node for node in write_out_compute_dtype(made.tree).nodes if isinstance(node, Cast)]
     assert narrow and all(node.dtype == "bf16" for node in narrow)
 
 
@@ -215,8 +235,64 @@ def test_refused_compute_dtypes() -> None:
         ep.epilogue(lambda acc: acc * 2, compute_dtype=torch.float64, name="wide")
     with pytest.raises(ep.DtypeError, match="int8"):
         ep.builders.identity().with_compute_dtype(torch.int8)
-    with pytest.raises(ep.EpilogueError, match="expected one of them"):
-        ep.builders.identity().with_rounding("eager").with_compute_dtype(torch.bfloat16)
+    eager, narrow = (
+        ep.builders.identity().with_rounding("eager"),
+        ep.builders.identity().with_compute_dtype(torch.bfloat16),
+    )
+    with pytest.raises(ep.EpilogueError, match="take one of the two"):
+        eager.with_compute_dtype(torch.bfloat16)
+    with pytest.raises(ep.EpilogueError, match="take one of the two"):
+        narrow.with_rounding("eager")
+    with pytest.raises(ep.EpilogueError, match="take one of the two"):
+        ep.epilogue(lambda acc: acc, rounding="eager", compute_dtype=torch.bfloat16, name="both")
+    with pytest.raises(ep.EpilogueError, match="take one of the two"):
+        ep.epilogue(lambda acc: narrow(acc), rounding="eager", name="outer")
+
+
+def test_compute_dtype_survives_composition_and_json() -> None:
+    inner = ep.epilogue(lambda acc, row: acc * 0.3 + row, compute_dtype=torch.bfloat16, name="inner")
+    outer = ep.epilogue(lambda acc, row: inner(acc, row) * 3.0, name="outer")
+    acc, row = torch.randn(16, 24) * 9, torch.randn(24)
+    assert torch.equal(outer.reference(acc, row=row), inner.reference(acc, row=row) * 3.0)
+    assert EpilogueTree.from_json(inner.tree.to_json()) == inner.tree
+    assert inner.tree != inner.with_compute_dtype(torch.float32).tree
+
+
+CONDITIONS_OF_NUMBERS = {
+    "where": lambda acc, s: torch.where(s > 0, acc, -acc),
+    "not": lambda acc, s: torch.where(~(s > 0), acc, -acc),
+    "or": lambda acc, s: torch.where((s > 0) | (s < -1), acc, -acc),
+    "isnan": lambda acc, s: torch.where(torch.isnan(s), acc, -acc),
+    "floor": lambda acc, s: torch.div(acc, s, rounding_mode="floor"),
+    "floordiv": lambda acc, s: acc // s,
+    "floor of a number": lambda acc, s: acc // 0.75 + s,
+    "hardtanh": lambda acc, s: acc * F.hardtanh(s),
+    "heaviside": lambda acc, s: acc * torch.heaviside(s, s),
+}
+
+
+@pytest.mark.parametrize("scalar_as", ("number", "0-dim"))
+@pytest.mark.parametrize("name", CONDITIONS_OF_NUMBERS)
+def test_conditions_of_numbers(name: str, scalar_as: str) -> None:
+    def function(acc: Any, s: Scalar) -> Any:
+        return CONDITIONS_OF_NUMBERS[name](acc, s)
+
+    acc = torch.randint(-20, 21, (8, 16)).bfloat16()
+    scalar = torch.tensor(0.75, dtype=torch.bfloat16)
+    result = ep.epilogue(function, rounding="eager").reference(acc, s=0.75 if scalar_as == "number" else scalar)
+    assert torch.equal(result, function(acc, scalar))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(trees(), st.sampled_from(("eager", "eager_linear")), st.data())
+def test_eager_casts_make_valid_trees(tree: EpilogueTree, rounding: str, data: st.DataObject) -> None:
+    facts, ranks = {}, {}
+    for operand in tree.operands:
+        kind = Kind.ROW if operand.kind is Kind.AUTO else operand.kind
+        facts[operand.name] = kind, operand.dtype or data.draw(st.sampled_from(("f16", "bf16", "f32")))
+        if kind is Kind.SCALAR and data.draw(st.booleans()):
+            ranks[operand.name] = data.draw(st.sampled_from(("number", "0-dim")))
+    validate(replace(tree, rounding=rounding).resolve(facts, "bf16", ranks))
 
 
 def test_the_reference_backend_rounds_as_the_matrices_do() -> None:

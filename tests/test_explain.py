@@ -80,7 +80,7 @@ def test_few_rows_wait_for_the_cpu() -> None:
     assert report.decision.choice == "marginal"
     assert report.decision.headline.startswith("FUSE IN CUDA GRAPHS ONLY")
     words = " ".join(report.decision.reasons)
-    assert "fits in the L2 cache (50 MiB)" in words and "limited by memory traffic" in words
+    assert "fits in the L2 cache (60 MiB)" in words and "limited by memory traffic" in words
 
 
 @pytest.mark.parametrize(

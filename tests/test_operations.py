@@ -52,6 +52,7 @@ EXPECTED = {
     "logsigmoid": F.logsigmoid,
     "softsign": F.softsign,
     "tanhshrink": F.tanhshrink,
+    "entr": torch.special.entr,
 }
 #: Rows whose name is that of the torch function.
 EXPECTED |= {name: getattr(torch, name) for name in OPERATIONS if name not in EXPECTED}
@@ -256,7 +257,8 @@ def test_derivatives_that_are_zero_everywhere(name, position):
 #: Points inside the domain, away from kinks.
 SMOOTH = [0.3, 0.7, -0.4, 1.7, 2.2, -1.3]
 DOMAIN = {"acosh": (1.1, 9.0), "asin": (-0.9, 0.9), "acos": (-0.9, 0.9), "atanh": (-0.9, 0.9), "log1p": (-0.9, 9.0)}
-DOMAIN |= dict.fromkeys(["sqrt", "rsqrt", "log", "log2", "log10", "pow", "xlogy", "reciprocal"], (0.1, 9.0))
+DOMAIN |= dict.fromkeys(["sqrt", "rsqrt", "log", "log2", "log10", "pow", "xlogy", "reciprocal", "entr"], (0.1, 9.0))
+DOMAIN["logit"] = (0.1, 0.9)
 
 
 @pytest.mark.parametrize(("name", "position"), DIFFERENTIABLE)

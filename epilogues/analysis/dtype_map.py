@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..render import render_text, value_dtype
+from ..render import statements, value_dtype
 from ..tree import Cast, EpilogueTree, Node, Operand, SourceLocation
 
 
@@ -37,7 +37,7 @@ class NodeDtype:
 
 def map_dtypes(tree: EpilogueTree) -> tuple[NodeDtype, ...]:
     """The entries of a resolved tree, in order of evaluation, its stores last."""
-    texts = [line.partition("  : ")[0].rstrip() for line in render_text(tree).splitlines()]
+    texts = statements(tree)
     values: list[tuple[str, str, SourceLocation | None]] = [
         (value_dtype(node), _conversion(node), node.location) for node in tree.nodes
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..operand_shapes import is_number
 from .apply import Value, apply, one_function
-from .arithmetic import clamp, div, sub
+from .arithmetic import clamp
 
 __all__ = [
     "acos",
@@ -18,6 +18,7 @@ __all__ = [
     "atanh",
     "cos",
     "cosh",
+    "entr",
     "erf",
     "erfc",
     "exp",
@@ -35,6 +36,7 @@ __all__ = [
     "reciprocal",
     "rsqrt",
     "sin",
+    "sinc",
     "sinh",
     "sqrt",
     "square",
@@ -141,7 +143,17 @@ def logit(x: Value, eps: float | None = None) -> Any:
     """``log(x / (1 - x))``, the inverse of sigmoid; with ``eps``, of x clamped to [eps, 1 - eps]."""
     if eps is not None:
         x = clamp(x, eps, 1 - eps)
-    return log(div(x, sub(1.0, x)))
+    return apply("logit", x)
+
+
+def entr(x: Value) -> Any:
+    """``-x * log(x)``, 0 at 0 and -inf below."""
+    return apply("entr", x)
+
+
+def sinc(x: Value) -> Any:
+    """``sin(pi * x) / (pi * x)``, 1 at 0."""
+    return apply("sinc", x)
 
 
 def sin(x: Value) -> Any:

@@ -6,25 +6,11 @@ import math
 from typing import Any
 
 from .apply import Value, one_function
-from .arithmetic import div, mul, neg
-from .comparisons import eq, gt, isnan, le, logical_and, logical_or, lt, where
-from .mathematics import erfc, log, log1p, sin
+from .arithmetic import mul
+from .comparisons import eq, isnan, le, logical_and, logical_or, lt, where
+from .mathematics import erfc, log1p
 
-__all__ = ["angle", "entr", "ndtr", "sinc", "xlog1py"]
-
-
-@one_function
-def sinc(x: Value) -> Any:
-    """``sin(pi * x) / (pi * x)``, 1 at 0."""
-    scaled = mul(x, math.pi)
-    return where(eq(x, 0.0), 1.0, div(sin(scaled), scaled))
-
-
-@one_function
-def entr(x: Value) -> Any:
-    """``-x * log(x)``, 0 at 0 and -inf below; there without gradient, where PyTorch has inf and NaN."""
-    beside = where(eq(x, 0.0), 0.0, where(lt(x, 0.0), -math.inf, x))
-    return where(gt(x, 0.0), mul(neg(x), log(x)), beside)
+__all__ = ["angle", "ndtr", "xlog1py"]
 
 
 @one_function

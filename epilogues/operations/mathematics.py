@@ -16,6 +16,16 @@ _LN_2, _LN_10 = math.log(2), math.log(10)
 _TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
 
 
+def _d_logit(f: Any, x: Any, z: Any) -> Any:
+    outside = f.logical_or(f.lt(x, 0.0), f.gt(x, 1.0))
+    return f.where(outside, math.nan, f.reciprocal(x * (1 - x)))
+
+
+def _d_sinc(f: Any, x: Any, z: Any) -> Any:
+    scaled, area = x * math.pi, x * x * math.pi
+    return f.where(f.eq(area, 0.0), 0.0, (scaled * f.cos(scaled) - f.sin(scaled)) / area)
+
+
 def _over(f: Any, x: Any, y: Any) -> Any:
     """``x / y``, 0 where y is."""
     return f.where(f.eq(y, 0.0), 0.0, x / y)
@@ -63,8 +73,16 @@ ROWS = (
         lambda f, x, y, z: x / y,
         note="x * log(y), 0 where x is 0 and y is not NaN",
     ),
+    row("logit", torch.logit, _d_logit, note="log(x / (1 - x)), the inverse of sigmoid"),
+    row(
+        "entr",
+        torch.special.entr,
+        lambda f, x, z: -(1 + f.log(x)),
+        note="-x * log(x), 0 at 0 and -inf below",
+    ),
     # trigonometry
     row("sin", torch.sin, lambda f, x, z: f.cos(x)),
+    row("sinc", torch.sinc, _d_sinc, note="sin(pi x) / (pi x), 1 at 0"),
     row("cos", torch.cos, lambda f, x, z: -f.sin(x)),
     row("tan", torch.tan, lambda f, x, z: 1 + z * z),
     row("asin", torch.asin, lambda f, x, z: f.rsqrt(1 - x * x)),

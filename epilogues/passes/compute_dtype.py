@@ -11,7 +11,11 @@ Contract
   the same.
 * Explicit casts stay, what follows them is rounded again.
 * An output has the dtype that it had: a cast at the root of the function's own, else that of the GEMM's inputs.
-* float32 leaves a tree as it is.  float64 is for measuring errors: ``reference(..., compute_dtype=torch.float64)``;
+* It is the tree's until a call resolves it: ``with_compute_dtype(torch.float32)`` leaves it out again.  It does not
+  go with eager rounding, which computes in the dtypes that PyTorch has.  Called inside another epilogue it stays that
+  of the inner one's operations.
+* A backward (:mod:`epilogues.gradients`) computes in float32, whatever the forward does.
+* float64 is for measuring errors: ``reference(..., compute_dtype=torch.float64)``;
   no kernel computes in it.
 """
 
@@ -22,35 +26,30 @@ from dataclasses import replace
 import torch
 
 from ..dtypes import dtype_name, torch_dtype
-from ..errors import DtypeError, EpilogueError
+from ..errors import DtypeError
 from ..operations import is_condition
 from ..tree import Apply, Cast, Constant, EpilogueTree, Node
 
 
-def with_compute_dtype(tree: EpilogueTree, dtype: torch.dtype | str) -> EpilogueTree:
-    """The tree with every operation computed in ``dtype``: float32, float16 or bfloat16.
+def known_compute_dtype(dtype: torch.dtype | str) -> str:
+    """The short name of a compute dtype: float32, float16 or bfloat16.
 
     Raises:
         DtypeError: for other dtypes.
-        EpilogueError: for a tree with eager rounding, which computes as eager PyTorch does.
     """
     if dtype in (torch.float64, "f64"):
         raise DtypeError(
             "compute_dtype torch.float64: expected torch.float32, torch.float16 or torch.bfloat16, as no kernel "
             "computes in float64; to measure errors, call reference(..., compute_dtype=torch.float64, keep_casts=False)"
         )
-    name = dtype_name(dtype)
-    if name == "f32":
+    return dtype_name(dtype)
+
+
+def write_out_compute_dtype(tree: EpilogueTree) -> EpilogueTree:
+    """The tree with its compute dtype written out as casts, itself in float32."""
+    dtype = tree.compute_dtype
+    if dtype == "f32":
         return tree
-    if tree.rounding != "once":
-        raise EpilogueError(
-            f"compute_dtype with rounding={tree.rounding!r}: expected one of them, as eager PyTorch computes in the "
-            "tensors' own dtypes"
-        )
-    return _narrowed(tree, name)
-
-
-def _narrowed(tree: EpilogueTree, dtype: str) -> EpilogueTree:
     done: dict[int, Node] = {}
     casts: dict[int, Node] = {}  # a value is rounded once, whoever uses it
 
@@ -70,12 +69,12 @@ def _narrowed(tree: EpilogueTree, dtype: str) -> EpilogueTree:
             done[id(node)] = replace(node, value=done[id(node.value)])
         else:
             done[id(node)] = node
-    kept: dict[int, Node] = {}
     stores = []
+    kept: dict[int, Node] = {}
     for store in tree.outputs:
         value = done[id(store.value)]
-        if isinstance(value, Cast) and not isinstance(store.value, Cast):
+        if store.dtype is None and isinstance(value, Cast) and not isinstance(store.value, Cast):
             # a cast at the root would give the output its dtype
             value = kept.setdefault(id(value), Apply("identity", (value,), location=value.location))
         stores.append(replace(store, value=value))
-    return replace(tree, outputs=tuple(stores))
+    return replace(tree, outputs=tuple(stores), compute_dtype="f32")

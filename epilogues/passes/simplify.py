@@ -26,8 +26,9 @@ Contract
 * Operands stay, all of them, and so do the outputs, with their names and dtypes.  Every output reads what it read.
 * Never more operations and casts than before.  Simplifying again changes nothing.
 * A node that takes another's place has its source location; equal nodes become the first of them.
-* Of a tree whose rounding is not "once" only equal nodes are shared: an operation left out is a rounding left out.
-  Marks of intermediate steps, which only such roundings read, are dropped of other trees.
+* Of a tree whose rounding is not "once", or whose compute dtype is not float32, only equal nodes are shared: an
+  operation left out is a rounding left out.  Marks of intermediate steps, which only eager rounding reads, are dropped
+  of other trees.
 
 What is not done, as it would change results: reassociation and distribution (they round elsewhere), ``x * 0`` and
 ``x - x`` (NaN and infinity), ``x + 0.0`` (-0.0 becomes 0.0), ``0.0 - x`` (not -x for 0.0), ``not (x > y)`` as ``x <=
@@ -82,7 +83,7 @@ def simplify(tree: EpilogueTree) -> EpilogueTree:
         EpilogueError: if the tree breaks a rule of :mod:`epilogues.validation`.
     """
     validate(tree)
-    if tree.rounding != "once":
+    if tree.rounding != "once" or tree.compute_dtype != "f32":
         return rewrite(tree, ())
     tree = tree.without_intermediates()
     sees_sign = _sees_the_sign_of_nan(tree)

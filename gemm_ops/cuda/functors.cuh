@@ -36,6 +36,7 @@ EP_DEVICE float sqrt_approx(float x) { float y; asm("sqrt.approx.ftz.f32 %0, %1;
 EP_DEVICE float rsqrt_approx(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kPi = 3.14159265358979f;
 constexpr float kSqrtHalf = 0.7071067811865476f;
 constexpr float kGeluBeta = 1.5957691216057308f;    // 2 sqrt(2/pi)
 constexpr float kGeluCubic = 0.044715f;
@@ -89,6 +90,14 @@ EP_DEVICE float log(float x) { return ::logf(x); }
 EP_DEVICE float log2(float x) { return ::log2f(x); }
 EP_DEVICE float log10(float x) { return ::log10f(x); }
 EP_DEVICE float log1p(float x) { return ::log1pf(x); }
+EP_DEVICE float logit(float x) { return ::logf(__fdiv_rn(x, 1.0f - x)); }
+EP_DEVICE float entr(float x) {
+  return x > 0.0f ? -x * ::logf(x) : x == 0.0f ? 0.0f : x < 0.0f ? __uint_as_float(0xff800000u) : x;
+}
+EP_DEVICE float sinc(float x) {
+  float const scaled = detail::kPi * x;
+  return x == 0.0f ? 1.0f : __fdiv_rn(::sinf(scaled), scaled);
+}
 EP_DEVICE float sin(float x) { return ::sinf(x); }
 EP_DEVICE float cos(float x) { return ::cosf(x); }
 EP_DEVICE float tan(float x) { return ::tanf(x); }

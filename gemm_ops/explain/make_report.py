@@ -16,6 +16,7 @@ import torch
 
 from epilogues import Epilogue, EpilogueError, Kind, analysis
 from epilogues.dtypes import dtype_name, torch_dtype
+from epilogues.passes.compute_dtype import write_out_compute_dtype
 from epilogues.passes.eager_rounding import write_out_compositions
 from epilogues.tree import EpilogueTree, Node, Operand
 
@@ -170,7 +171,7 @@ def _with_dtypes(tree: EpilogueTree, facts: Mapping[str, tuple[Kind, str]], elem
     }
     mapped = tree.map_nodes(change)
     stores = [dataclasses.replace(store, dtype=tree.output_dtype(store, element)) for store in mapped.outputs]
-    return dataclasses.replace(mapped, outputs=tuple(stores))
+    return write_out_compute_dtype(dataclasses.replace(mapped, outputs=tuple(stores)))
 
 
 def _bind(epilogue: Epilogue, m: int, n: int, k: int, element: str, facts: Mapping[str, tuple[Kind, str]]) -> Call:

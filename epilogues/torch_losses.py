@@ -198,7 +198,8 @@ LOSSES: dict[str, Callable[..., Any]] = {
 }
 
 
-# PyTorch has a kernel for each of these three; the others it computes operation by operation, as they stand above
+# PyTorch has a kernel for each of these three; the others it computes operation by operation, as they stand above.
+# Of NaN the square is selected: its gradient is NaN, as PyTorch's, and that of the size 0
 
 
 @one_function
@@ -209,13 +210,13 @@ def _squared_error(input: Any, target: Any) -> Any:
 @one_function
 def _smooth(input: Any, target: Any, beta: Any) -> Any:
     size = ep.abs(ep.sub(input, target))
-    return ep.where(ep.lt(size, beta), 0.5 * size * size / beta, size - 0.5 * beta)
+    return ep.where(ep.ge(size, beta), size - 0.5 * beta, 0.5 * size * size / beta)
 
 
 @one_function
 def _huber(input: Any, target: Any, delta: Any) -> Any:
     size = ep.abs(ep.sub(input, target))
-    return ep.where(ep.le(size, delta), 0.5 * size * size, delta * (size - 0.5 * delta))
+    return ep.where(ep.gt(size, delta), delta * (size - 0.5 * delta), 0.5 * size * size)
 
 
 def _elements(name: str, reduction: Any, size_average: Any = None, reduce: Any = None) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from . import functions as ep
 from .errors import UnsupportedOperationError
-from .functions.apply import is_conditional
+from .functions.apply import check_number, is_conditional
 from .operand_shapes import is_number
 from .refusals import refuse
 from .source import explain, short, user_location
@@ -277,6 +277,7 @@ def _softshrink(input: Any, lambd: Any = 0.5) -> Any:
 @_names("dropout", "dropout1d", "dropout2d", "dropout3d")
 def _dropout(input: Any, p: Any = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True) -> Any:
     # torch.dropout calls `train` what torch.nn.functional.dropout calls `training`
+    check_number("dropout", "p", p, is_number(p) and 0 <= p <= 1, "from 0 to 1")
     if training and train and p != 0:
         refuse("dropout")
     return input
@@ -298,6 +299,7 @@ def _rrelu(input: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = 
             raise UnsupportedOperationError(
                 explain(f"rrelu: expected numbers for lower and upper, got {short(bound)}", user_location())
             )
+    check_number("rrelu", "lower", lower, lower <= upper, f"no larger than upper, {upper}")
     return ep.leaky_relu(input, (lower + upper) / 2)
 
 

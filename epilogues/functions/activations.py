@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import EpilogueError
 from ..operand_shapes import is_number
 from ..source import explain, user_location
-from .apply import Value, apply
+from .apply import Value, apply, check_number
 from .comparisons import ge, le, where
 
 __all__ = [
@@ -49,7 +49,13 @@ def relu6(x: Value) -> Any:
 
 
 def hardtanh(x: Value, min_val: Value = -1.0, max_val: Value = 1.0) -> Any:
-    """x, no smaller than ``min_val`` and no larger than ``max_val``; unlike clamp, without gradient at the bounds."""
+    """x, no smaller than ``min_val`` and no larger than ``max_val``; unlike clamp, without gradient at the bounds.
+
+    Raises:
+        EpilogueError: if both bounds are numbers, and ``min_val`` is the larger.
+    """
+    if is_number(min_val) and is_number(max_val):
+        check_number("hardtanh", "min_val", min_val, not min_val > max_val, f"no larger than max_val, {max_val}")
     above = relu(x) if is_number(min_val) and min_val == 0 else where(le(x, min_val), min_val, x)
     return where(ge(x, max_val), max_val, above)
 
@@ -130,7 +136,12 @@ def selu(x: Value) -> Any:
 
 
 def celu(x: Value, alpha: Value = 1.0) -> Any:
-    """``x`` where x > 0, else ``alpha * (exp(x / alpha) - 1)``."""
+    """``x`` where x > 0, else ``alpha * (exp(x / alpha) - 1)``.
+
+    Raises:
+        EpilogueError: if ``alpha`` is the number 0.
+    """
+    check_number("celu", "alpha", alpha, not is_number(alpha) or alpha != 0, "other than 0")
     return apply("celu", x, alpha)
 
 
@@ -150,7 +161,12 @@ def hardshrink(x: Value, lambd: Value = 0.5) -> Any:
 
 
 def softshrink(x: Value, lambd: Value = 0.5) -> Any:
-    """x, nearer to 0 by ``lambd``."""
+    """x, nearer to 0 by ``lambd``.
+
+    Raises:
+        EpilogueError: if ``lambd`` is a number smaller than 0.
+    """
+    check_number("softshrink", "lambd", lambd, not is_number(lambd) or lambd >= 0, "0 or larger")
     return apply("softshrink", x, lambd)
 
 

@@ -90,6 +90,17 @@ def cast(x: Value, dtype: torch.dtype | str) -> Any:
     return torch.tensor(_number(x), dtype=torch.float64).to(target).item()
 
 
+def check_number(function: str, parameter: str, value: Any, holds: bool, expected: str) -> None:
+    """Refuses a parameter that PyTorch refuses; what operands hold cannot be checked.
+
+    Raises:
+        EpilogueError: if it does not hold.
+    """
+    if not holds:
+        message = f"{function}: expected a number, {expected}, for {parameter}, got {short(value)}"
+        raise EpilogueError(explain(message, user_location()))
+
+
 def _value(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return value.to(dtype) if isinstance(value, Tensor) else scalar_tensor(_number(value), dtype, device)
 

@@ -33,9 +33,11 @@ import torch
 from torch import Tensor
 
 from ..declare import Epilogue
-from ..errors import EpilogueError
+from ..dtypes import dtype_name, torch_dtype
+from ..errors import BroadcastError, DtypeError, EpilogueError
 from ..operand_shapes import bind_kind
-from ..reference import evaluate
+from ..reference import check_dense, evaluate
+from ..source import short
 from ..tree import MAIN_OUTPUT, EpilogueTree, Kind, Operand
 
 #: What the accumulator is called where operands go by name.
@@ -156,9 +158,9 @@ class Backward:
 
     def gradients(
         self,
-        grads: Mapping[str, Tensor] | Tensor,
+        grads: Mapping[str, Tensor | None] | Tensor,
         saved: Mapping[str, Tensor] | Tensor,
-        operands: Mapping[str, Tensor | float],
+        operands: Mapping[str, Tensor | float] | None = None,
         *,
         compute_dtype: torch.dtype = torch.float32,
         keep_casts: bool = True,
@@ -168,9 +170,9 @@ class Backward:
 
         Args:
             grads: the gradients of the forward's outputs by name, shape (..., M, N); of D alone where only that
-                one is needed.
+                one is needed.  None for an output, as autograd has where nothing depends on it: zeros.
             saved: the outputs of ``forward`` by name; D alone where that is its only output.
-            operands: the operands that the forward was given.
+            operands: the operands that the forward was given; None: it takes none.
             compute_dtype: as for the reference; float32 or float64.
             keep_casts: as for the reference.
             out_dtype: the dtype of the accumulator's gradient; None: that of the incoming gradient.
@@ -180,16 +182,21 @@ class Backward:
             operand's shape and dtype (of a Python number a tensor without dimensions, of ``compute_dtype``).
 
         Raises:
-            EpilogueError: if something is missing, or has a wrong shape, dtype or device.
+            EpilogueError: if something is missing or unknown, or has a wrong shape, dtype or device.
         """
-        grads = {MAIN_OUTPUT: grads} if isinstance(grads, Tensor) else grads
-        saved = {MAIN_OUTPUT: saved} if isinstance(saved, Tensor) else saved
+        given = self._given_gradients(grads)
+        kept = _by_name("saved", saved, self.forward.outputs, "output of the forward")
+        names = tuple(operand.name for operand in self.forward.tree.operands)
+        operands = {} if operands is None else _by_name("operands", operands, names, "operand")
         found: dict[str, Tensor] = {}
         for one in self.passes:
+            start = _of(given, one.gradient_of, "gradient")
+            inner = one.operands(given, kept, operands)
+            _check_like(start, one, inner, wide=compute_dtype == torch.float64)
             outputs = evaluate(
                 one.epilogue.tree,
-                _of(grads, one.gradient_of, "gradient"),
-                one.operands(grads, saved, operands),
+                start,
+                inner,
                 compute_dtype=compute_dtype,
                 keep_casts=keep_casts,
                 out_dtype=out_dtype,
@@ -200,8 +207,23 @@ class Backward:
                     value = self._as_operand(gradient.target, value, operands, compute_dtype)
                 found[gradient.target] = value
         for target in self.zero:
-            found[target] = self._zero(target, grads, operands, compute_dtype)
+            found[target] = self._zero(target, given, operands, compute_dtype)
         return found
+
+    def _given_gradients(self, grads: Mapping[str, Tensor | None] | Tensor) -> dict[str, Tensor]:
+        """The gradients by name, zeros for None."""
+        own = tuple(name for name in self.forward.outputs if name not in self.added)
+        given = _by_name("grads", grads, own, "output")
+        for name, value in given.items():
+            if value is not None and (not isinstance(value, Tensor) or value.ndim == 0):
+                shown = "a tensor without dimensions" if isinstance(value, Tensor) else short(value)
+                raise EpilogueError(f"gradient of output {name}: expected a tensor of shape (..., M, N), got {shown}")
+        like = next((value for value in given.values() if value is not None), None)
+        if like is None:
+            if given:
+                raise EpilogueError(f"grads: expected the gradient of an output, got None for {', '.join(given)}")
+            return {}
+        return {name: torch.zeros_like(like) if value is None else value for name, value in given.items()}
 
     def _as_operand(
         self, name: str, value: Tensor, operands: Mapping[str, Tensor | float], compute_dtype: torch.dtype
@@ -246,6 +268,55 @@ class Backward:
         if self.zero:
             lines.append(f"zero: {', '.join(self.zero)}")
         return "\n".join(lines)
+
+
+def _by_name(what: str, given: Any, known: tuple[str, ...], role: str) -> dict[str, Any]:
+    """What was given, by names out of those known; a tensor is that of the main output."""
+    if isinstance(given, Tensor) and what != "operands":
+        given = {MAIN_OUTPUT: given}
+    if not isinstance(given, Mapping):
+        alone = "" if what == "operands" else f", or the tensor of {MAIN_OUTPUT} alone"
+        raise EpilogueError(
+            f"{what}: expected a dict from names to tensors{alone}, got {type(given).__name__} {short(given)}"
+        )
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        listed = ", ".join(known) or "none"
+        raise EpilogueError(f"{what}: unknown {role} {', '.join(map(str, unknown))}; expected names out of {listed}")
+    return dict(given)
+
+
+def _check_like(start: Tensor, one: BackwardPass, inner: Mapping[str, Any], *, wide: bool) -> None:
+    """Checks the tensors of a pass that the user gave under other names than the pass has, in the user's words."""
+    shape = tuple(start.shape)
+    _check_tensor(f"gradient of output {one.gradient_of}", start, shape, start.device, wide=True)
+    fixed = {operand.name: operand for operand in one.epilogue.tree.operands}
+    for source in one.sources:
+        if source.role != "operand":
+            what = "output" if source.role == "saved" else "gradient of output"
+            told = f"{what} {source.name}" + (" of the forward" if source.role == "saved" else "")
+            value = inner[source.operand]
+            _check_tensor(told, value, shape, start.device, wide=wide)
+            own = fixed[source.operand].dtype
+            if own is not None and value.dtype != torch_dtype(own):
+                raise DtypeError(f"{told}: expected dtype {torch_dtype(own)}, got {value.dtype}")
+
+
+def _check_tensor(what: str, value: Any, shape: tuple[int, ...], device: torch.device, *, wide: bool) -> None:
+    if not isinstance(value, Tensor):
+        raise EpilogueError(f"{what}: expected a tensor of shape {shape}, got {type(value).__name__} {short(value)}")
+    check_dense(what, value)
+    if tuple(value.shape) != shape:
+        raise BroadcastError(
+            f"{what}: expected shape {shape}, as the gradients given before it have, got {tuple(value.shape)}"
+        )
+    if value.device != device:
+        raise EpilogueError(f"{what} is on {value.device} and the other gradients on {device}; expected one device")
+    if not (wide and value.dtype == torch.float64):
+        try:
+            dtype_name(value.dtype)
+        except DtypeError as error:
+            raise DtypeError(f"{what}: {error}") from None
 
 
 def _of(given: Mapping[str, Any], name: str, role: str) -> Any:

@@ -10,12 +10,17 @@ Contract
 * A derivative that selects, such as 0 where x <= 0 and else 1, selects the gradient; one that divides divides it.
   That is how autograd computes it, and differs from a product where the gradient is 0, infinite or NaN.
 * A derivative of 1 or -1 multiplies nothing; an input of derivative zero gets no gradient.
+* Within one PyTorch function that is several operations here, a gradient that was selected as zero stays zero,
+  whatever multiplies it: PyTorch's one kernel never computes the arm that was not taken.  Between the operations of a
+  user's own composition autograd multiplies that zero, so that infinite derivatives give NaN, and so does this.
+* ``reciprocal(square(x))`` is ``x ** -2``, whose derivative is that of a power, at 0 and the infinities too.
 * The gradient of a cast is cast to the same dtype where the value has as many elements as the accumulator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .. import functions
@@ -91,11 +96,17 @@ def differentiate(epilogue: Epilogue, targets: Sequence[str], from_outputs: Sequ
     taken = set(leaves)
     incoming: dict[str, Operand] = {}
     gradients: dict[int, Symbol] = {}
+    given: set[int] = set()  # gradients of whole PyTorch functions, which their steps take as they are
 
     def add(node: Node, gradient: Symbol | None) -> None:
         if gradient is not None and id(node) in differentiable:
             known = gradients.get(id(node))
-            gradients[id(node)] = gradient if known is None else functions.add(known, gradient)
+            if known is None:
+                gradients[id(node)] = gradient
+            elif _is_step(node):
+                gradients[id(node)] = _sum_within(known, gradient, given)
+            else:
+                gradients[id(node)] = functions.add(known, gradient)
 
     for store in forward.outputs:
         if store.name in from_outputs:
@@ -110,9 +121,17 @@ def differentiate(epilogue: Epilogue, targets: Sequence[str], from_outputs: Sequ
         if isinstance(node, Cast):
             add(node.value, _rounded(trace, gradient, node.dtype) if id(node.value) in whole else gradient)
         elif isinstance(node, Apply):
+            if not node.intermediate and any(_is_step(child) for child in node.operands):
+                given.add(id(gradient.node))
+            base = _inverse_square_of(node)
+            if base is not None:
+                power = functools.partial(_through_inverse_square, Symbol(node, trace), Symbol(base, trace))
+                add(base, _in_arms(gradient, power, given) if node.intermediate else power(gradient))
+                continue
             for position, child in enumerate(node.operands):
                 if id(child) in differentiable:
-                    add(child, _through(trace, node, position, gradient))
+                    through = functools.partial(_through, trace, node, position)
+                    add(child, _in_arms(gradient, through, given) if node.intermediate else through(gradient))
     found = {name: gradients[id(node)].node for name, node in wanted.items() if id(node) in gradients}
     return Differentiated(forward, incoming, found)
 
@@ -169,6 +188,83 @@ def _through(trace: Trace, node: Apply, position: int, gradient: Symbol) -> Symb
     return _times(gradient, factor, {id(value.node) for value in (*inputs, output)})
 
 
+def _inverse_square_of(node: Apply) -> Node | None:
+    """What ``x ** -2`` is computed of, which is ``reciprocal(square(x))``; None for other operations."""
+    inner = node.operands[0]
+    is_power = node.operation == "reciprocal" and isinstance(inner, Apply) and inner.operation == "square"
+    return inner.inputs[0] if is_power else None
+
+
+def _through_inverse_square(output: Symbol, base: Symbol, gradient: Symbol) -> Symbol:
+    # not by way of the square, whose derivative is 0 where that of the reciprocal is infinite
+    product: Symbol = functions.mul(gradient, functions.mul(functions.div(output, base), -2.0))
+    return product
+
+
+def _is_step(node: Node) -> bool:
+    """Whether a node is a step within one PyTorch function."""
+    return isinstance(node, Apply) and node.intermediate
+
+
+def _in_arms(gradient: Symbol, through: Callable[[Symbol], Symbol | None], given: set[int]) -> Symbol | None:
+    """``through(gradient)``, computed within the arms that selected the gradient, so that its zeros stay zero.
+
+    Args:
+        gradient: of a step within one PyTorch function.
+        through: linear: what becomes of the gradient; None if that is zero.
+        given: ``id(node)`` of gradients that are whole, whatever they are made of.
+    """
+    node = gradient.node
+    if not _selects_zero(node, given):
+        return through(gradient)
+    parts = [Symbol(child, gradient.recorder) for child in node.inputs]
+    if len(parts) == 2:
+        terms = [found for term in parts if (found := _in_arms(term, through, given)) is not None]
+        return functools.reduce(functions.add, terms) if terms else None
+    condition, *arms = parts
+    one, other = (None if _is_zero(arm.node) else _in_arms(arm, through, given) for arm in arms)
+    return _selection(condition, one, other)
+
+
+def _sum_within(one: Symbol, other: Symbol, given: set[int]) -> Symbol:
+    """The sum of two gradients of a step; of two selections by one condition the selection of the sums."""
+    if _selects_zero(one.node, given) and _selects_zero(other.node, given):
+        (condition, *arms), (same, *more) = one.node.inputs, other.node.inputs
+        if condition is same and len(arms) == len(more) == 2:
+            sums = []
+            for left, right in zip(arms, more, strict=True):
+                terms = [Symbol(term, one.recorder) for term in (left, right) if not _is_zero(term)]
+                sums.append(functools.reduce(functions.add, terms) if terms else None)
+            selected = _selection(Symbol(condition, one.recorder), *sums)
+            return one if selected is None else selected
+    total: Symbol = functions.add(one, other)
+    return total
+
+
+def _selects_zero(node: Node, given: set[int]) -> bool:
+    """Whether a gradient is a selection with an arm that is zero, or a sum or selection of such."""
+    if not isinstance(node, Apply) or id(node) in given:
+        return False
+    if node.operation == "add":
+        return any(_selects_zero(term, given) for term in node.operands)
+    return node.operation == "where" and any(_is_zero(arm) or _selects_zero(arm, given) for arm in node.operands[1:])
+
+
+def _is_zero(node: Node) -> bool:
+    return isinstance(node, Constant) and node.value == 0
+
+
+def _selection(condition: Symbol, one: Symbol | None, other: Symbol | None) -> Symbol | None:
+    """``where(condition, one, other)`` of gradients, None for one that is zero."""
+    if one is None and other is None:
+        return None
+    if one is not None and other is not None and one.node is other.node:
+        return one
+    zero = condition.recorder.constant(0.0)
+    selected: Symbol = functions.where(condition, zero if one is None else one, zero if other is None else other)
+    return selected
+
+
 def _times(gradient: Symbol, factor: Symbol | float, known: set[int]) -> Symbol | None:
     """``gradient * factor`` as autograd computes it; None where that is zero.
 
@@ -186,15 +282,7 @@ def _times(gradient: Symbol, factor: Symbol | float, known: set[int]) -> Symbol 
         if node.operation == "where":
             condition, *arms = parts
             one, other = (_times(gradient, arm, known) for arm in arms)
-            if one is None and other is None:
-                return None
-            if one is not None and other is not None and one.node is other.node:
-                return one
-            zero = factor.recorder.constant(0.0)
-            selected: Symbol = functions.where(
-                condition, zero if one is None else one, zero if other is None else other
-            )
-            return selected
+            return _selection(condition, one, other)
         if node.operation == "reciprocal":
             return _over(gradient, parts[0])
         if node.operation == "mul" and isinstance(parts[1].node, Constant) and _is_reciprocal(parts[0].node):

@@ -108,6 +108,8 @@ def _chosen(what: str, given: Iterable[str] | None, known: Sequence[str], defaul
         return tuple(default)
     if isinstance(given, str):
         raise EpilogueError(f"{what}: expected several names, such as ({given!r},), got the text {given!r}")
+    if not isinstance(given, Iterable):
+        raise EpilogueError(f"{what}: expected several names, got {type(given).__name__} {short(given)}")
     names = list(given)
     unknown = [name for name in names if name not in known]
     if unknown or not names:

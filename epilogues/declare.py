@@ -62,7 +62,8 @@ class Epilogue:
         rounding: str = "once",
         compute_dtype: torch.dtype = torch.float32,
     ) -> None:
-        chosen = name or str(getattr(function, "__name__", type(function).__name__))
+        named = plain_function(function) if isinstance(function, functools.partial) else function
+        chosen = name or str(getattr(named, "__name__", type(function).__name__))
         is_module = isinstance(function, torch.nn.Module)
         dtype = known_compute_dtype(compute_dtype)
         _check_goes_together(chosen, _known_rounding(rounding), dtype)

@@ -149,6 +149,12 @@ _POLYNOMIALS = " ".join(f"{shifted}chebyshev_polynomial_{kind}" for shifted in (
 )
 _NO_SHAPE = "leave shapes to the operand kinds: Row, Column, Scalar, Aux"
 
+#: What to do in place of a cast to few bits.
+QUANTISED = (
+    "epilogues.builders.quantize gives the quantised values in a floating dtype; convert the GEMM's result to the "
+    "narrow dtype, which is exact"
+)
+
 #: names -> (why not, what instead), for what is elementwise or no operation on elements at all.
 _EXPLAINED: dict[str, tuple[str, str]] = {
     # elementwise, and no row of the operation table
@@ -217,7 +223,8 @@ _EXPLAINED: dict[str, tuple[str, str]] = {
         "draw the numbers beforehand and give them as an Aux operand (for dropout, the mask times 1/(1 - p)); "
         "in evaluation dropout is the identity: module.eval(), training=False",
     ),
-    "double long int8 half_to_float bfloat byte char short": (
+    "int8 byte char short": ("values are cast to float32, float16 or bfloat16 only", QUANTISED),
+    "double long half_to_float bfloat": (
         "values are computed in float32 and cast to float32, float16 or bfloat16 only",
         "leave the cast out, or write x.to(torch.float32)",
     ),
@@ -228,9 +235,15 @@ _EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "divmod": ("it gives two values", "write x // y and x % y"),
     "floor ceil trunc": (f"{_CONTROL}, so it is no Python integer", "write torch.{op}(x)"),
-    "type_as zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor": (
-        _NO_TENSOR,
-        "write a Python number: it is spread over all elements; for a cast, x.to(torch.bfloat16)",
+    "type_as": (
+        "a dtype is named, as there are no tensors to have one while the epilogue is traced",
+        "name it: x.to(torch.bfloat16)",
     ),
+    "full_like new_full new_tensor": (
+        _NO_TENSOR,
+        "write the number itself, x + 0.5 for x + torch.full_like(x, 0.5): it is spread over all elements",
+    ),
+    "empty_like new_empty": (_NO_TENSOR, "leave it out: there is no memory to fill; write the values themselves"),
+    "new_zeros new_ones": (_NO_TENSOR, "write 0.0 or 1.0: a number is spread over all elements"),
 }
 EXPLAINED_BY_NAME = {name: reason for names, reason in _EXPLAINED.items() for name in names.split()}

@@ -24,7 +24,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from typing import NoReturn
+
+import torch
 
 from .errors import ReductionError, UnsupportedOperationError
 from .refusal_reasons import COMMUNICATING_BY_NAME as _BY_NAME
@@ -32,8 +35,7 @@ from .refusal_reasons import COMMUNICATING_BY_PATTERN as _BY_PATTERN
 from .refusal_reasons import COMMUNICATION_HINTS as _COMMUNICATION_HINTS
 from .refusal_reasons import EXPLAINED_BY_NAME as _EXPLAINED_BY_NAME
 from .refusal_reasons import LOSS, MODULES, Communication
-from .source import explain, torch_module, user_location
-from .tree import SourceLocation
+from .source import explain, running_text, torch_module, user_location
 
 #: Python's special methods, under the names the tables use.
 _DUNDER = re.compile(r"__(?:r(?=matmul__|pow__|floordiv__|mod__|divmod__|and__|or__|xor__|lshift__|rshift__))?(\w+?)__")
@@ -102,14 +104,14 @@ def refuse(spelled: str) -> NoReturn:
                 f"{shown} communicates between elements ({kind.name}): cannot be fused into a single-pass epilogue",
                 location,
                 why=kind.why,
-                instead=_COMMUNICATION_HINTS.get(listed, kind.instead).format(op=name),
+                instead=_COMMUNICATION_HINTS.get(listed, kind.instead).format(op=_shown(name, False)),
             )
         )
     for candidate in _candidates(name):
         if candidate in _EXPLAINED_BY_NAME:
             why, instead = _EXPLAINED_BY_NAME[candidate]
             if name == "float":
-                instead = _torch_spelling(location) or instead
+                instead = _torch_spelling() or instead
             raise UnsupportedOperationError(
                 explain(
                     f"{shown} cannot be used in an epilogue", location, why=why, instead=instead.replace("{op}", name)
@@ -167,12 +169,14 @@ def _supported() -> list[str]:
     return [*ours, *(name for name in CALLS if name not in ours)]
 
 
-def _torch_spelling(location: SourceLocation | None) -> str:
-    """What to write for the function of Python's module math that the user's line calls."""
-    called = re.search(r"\bmath\.(\w+)\(", location.text) if location else None
-    name = called[1] if called else ""
-    name = {"fabs": "abs"}.get(name, name)
-    return f"write torch.{name}(...) for math.{called[1]}(...)" if called and name in _supported() else ""
+def _torch_spelling() -> str:
+    """What to write for the function of Python's module math that the user's code calls now."""
+    called = re.findall(r"\bmath\.(\w+)\(", running_text())
+    # a call's own source starts with its name; of a whole line it may be any
+    called = called[:1] if sys.version_info >= (3, 11) else list(dict.fromkeys(called))
+    spelled = [(name, {"fabs": "abs"}.get(name, name)) for name in called]
+    known = [f"torch.{ours}(...) for math.{name}(...)" for name, ours in spelled if ours in _supported()]
+    return f"write {' or '.join(known)}" if known else ""
 
 
 def refuse_in_place(shown: str, instead: str) -> NoReturn:
@@ -204,6 +208,9 @@ def _refuse_assignment(name: str) -> None:
 
 def _shown(name: str, dunder: bool) -> str:
     """The operation as the user wrote it: ``sum``, ``matmul (@)``, ``float()``, ``indexing with []``."""
+    library = re.match(r"(special|linalg|fft)_(\w+)", name)
+    if library and hasattr(getattr(torch, library[1]), library[2]):
+        return f"torch.{library[1]}.{library[2]}"
     if name in _SPOKEN:
         return f"{_SPOKEN[name]} ({name})"
     if dunder and name in _OPERATORS:

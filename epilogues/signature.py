@@ -13,14 +13,16 @@ Contract
 * Annotations may be strings (``from __future__ import annotations``): they are evaluated with the
   function's globals and closure, and where that fails are matched by their last dotted name (``"ep.Row"``).
 * No defaults, ``*args``, ``**kwargs`` or positional-only parameters: operands are given by name.
+* What a ``functools.partial`` binds by keyword is no operand.
 * Of an ``nn.Module`` the parameters are those of its ``forward``.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -118,6 +120,14 @@ def read_parameters(function: Callable[..., Any], name: str) -> tuple[Parameter,
         parameters = list(inspect.signature(signed).parameters.values())
     except (TypeError, ValueError):
         raise refuse(f"{function!r} does not tell its parameters", _wrap(function)) from None
+    if isinstance(function, functools.partial):
+        # what is bound is no operand, though a call could still give another
+        parameters = [parameter for parameter in parameters if parameter.name not in function.keywords]
+    if _is_unbound(function, parameters):
+        raise refuse(
+            f"{function.__qualname__} is a method of no object: its first parameter is self, not the accumulator",
+            f"bind it to an object: epilogue(made.{function.__name__}), or decorate a function outside of the class",
+        )
     if not parameters:
         raise refuse("expected a first parameter, the accumulator", f"write def {name}(acc, ...)")
     found = []
@@ -168,6 +178,13 @@ def read_parameters(function: Callable[..., Any], name: str) -> tuple[Parameter,
             )
         found.append(Parameter(parameter.name, annotation, parameter.kind is parameter.KEYWORD_ONLY))
     return tuple(found)
+
+
+def _is_unbound(function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> bool:
+    """Whether a function is written in a class as a method, and has no object."""
+    within = str(getattr(function, "__qualname__", "")).rpartition(".")[0]
+    in_class = within != "" and not within.endswith("<locals>")
+    return inspect.isfunction(function) and in_class and bool(parameters) and parameters[0].name == "self"
 
 
 def _is_kind(annotation: Any) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import linecache
 import os
 import sys
@@ -40,6 +41,22 @@ def user_location() -> SourceLocation | None:
             return _location(frame, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def running_text() -> str:
+    """What the user's code is computing now: the source of the expression, or of its line before Python 3.11."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+    if sys.version_info >= (3, 11):
+        positions = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+        first, last, start, end = positions or (None, None, None, None)
+        if first is not None and first == last and start is not None and end is not None:
+            return text.encode()[start:end].decode(errors="replace")
+    return text.strip()
 
 
 def raised_at(error: BaseException) -> SourceLocation | None:

@@ -223,6 +223,10 @@ def _elements(name: str, reduction: Any, size_average: Any = None, reduce: Any =
     """Refuses every reduction; the older arguments say it where they are given."""
     if size_average is not None or reduce is not None:
         reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    if reduction not in ("none", "mean", "sum", "batchmean"):
+        raise EpilogueError(
+            explain(f'{name}: expected reduction="none", got reduction={short(reduction)}', user_location())
+        )
     if reduction != "none":
         refuse_reduction(name, reduction)
 

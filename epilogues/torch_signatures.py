@@ -11,15 +11,17 @@ take their arguments in another order, the method is in :data:`METHODS`.  Losses
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import functions as ep
-from .errors import UnsupportedOperationError
+from .errors import DtypeError, UnsupportedOperationError
 from .functions.apply import check_number, is_conditional
 from .operand_shapes import is_number
+from .refusal_reasons import QUANTISED
 from .refusals import refuse
 from .source import explain, short, user_location
 from .symbol import Symbol
@@ -299,6 +301,7 @@ def _rrelu(input: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = 
             raise UnsupportedOperationError(
                 explain(f"rrelu: expected numbers for lower and upper, got {short(bound)}", user_location())
             )
+        check_number("rrelu", "lower and upper", bound, math.isfinite(bound), "finite")
     check_number("rrelu", "lower", lower, lower <= upper, f"no larger than upper, {upper}")
     return ep.leaky_relu(input, (lower + upper) / 2)
 
@@ -345,7 +348,8 @@ _names("invert", "bitwise_not")(lambda input: _bitwise("__invert__", ep.logical_
 
 
 @_names("to", "type")
-def _to(input: Any, dtype: Any) -> Any:
+def _to(input: Any, dtype: Any, non_blocking: bool = False, copy: bool = False) -> Any:
+    # where a copy would lie, and when it is made, is no question of values
     if isinstance(dtype, torch.dtype) and dtype == torch.bool:
         return _bool(input)
     if isinstance(dtype, Symbol):
@@ -359,7 +363,37 @@ def _to(input: Any, dtype: Any) -> Any:
                 instead="write x.to(torch.bfloat16), and place operands on the GEMM's device before the call",
             )
         )
-    return ep.cast(input, dtype)
+    try:
+        return ep.cast(input, dtype)
+    except DtypeError as error:
+        if dtype.is_complex or (dtype.is_floating_point and dtype.itemsize > 1):
+            raise
+        raise DtypeError(explain(f"to: {error}", user_location(), instead=QUANTISED)) from None
+
+
+@_names("zeros_like")
+def _zeros_like(input: Any, *, dtype: Any = None) -> Any:
+    return _constant_like("zeros_like", input, dtype, 0.0)
+
+
+@_names("ones_like")
+def _ones_like(input: Any, *, dtype: Any = None) -> Any:
+    return _constant_like("ones_like", input, dtype, 1.0)
+
+
+def _constant_like(name: str, input: Any, dtype: Any, number: float) -> Any:
+    """The number, which has a value's shape by itself."""
+    if dtype is not None or not isinstance(input, Symbol) or is_conditional(input):
+        given = "of a condition" if is_conditional(input) else "with a dtype"
+        raise UnsupportedOperationError(
+            explain(
+                f"{name} {given}",
+                user_location(),
+                why="it is the number itself here, which has no dtype",
+                instead=f"write the number, {number}, or torch.{name}(x) of a value x",
+            )
+        )
+    return input.recorder.lift(number)
 
 
 @_names("bool")

@@ -7,9 +7,11 @@ import pytest
 import test_operations as table
 import torch
 from gemm_support import every_kind, resolved
+from torch.nn import functional as F
 
 import epilogues as ep
 from epilogues import Aux, Column, EpilogueError, Row, Scalar, builders, epilogue
+from epilogues.functions.apply import one_function
 from epilogues.gradients.derivative import derivative
 from epilogues.operations import OPERATIONS
 from epilogues.reference import evaluate
@@ -652,6 +654,135 @@ def test_other_refusals():
         backward.gradients(grad, {"saved_add": grad}, {})
 
 
+def test_gradients_that_are_refused():
+    backward = builders.bias_activation("gelu").backward()
+    acc, operands = torch.randn(M, N), {"bias": torch.zeros(N)}
+    saved = backward.forward.reference(acc, **operands)
+    grad = torch.ones(M, N)
+    with pytest.raises(EpilogueError, match="needs: expected several names, got int 3"):
+        builders.bias_activation("gelu").backward(needs=3)
+    with pytest.raises(EpilogueError, match=r"grads: expected a dict .* got NoneType None"):
+        backward.gradients(None, saved, operands)
+    with pytest.raises(EpilogueError, match=r"saved: expected a dict .* got NoneType None"):
+        backward.gradients(grad, None, operands)
+    with pytest.raises(EpilogueError, match="missing operand bias, which the backward needs; got nothing"):
+        backward.gradients(grad, saved, None)
+    with pytest.raises(EpilogueError, match="operands: expected a dict from names to tensors, got Tensor"):
+        backward.gradients(grad, saved, operands["bias"])
+    with pytest.raises(EpilogueError, match="grads: unknown output E; expected names out of D"):
+        backward.gradients({"D": grad, "E": grad}, saved, operands)
+    with pytest.raises(EpilogueError, match="operands: unknown operand gate; expected names out of bias"):
+        backward.gradients(grad, saved, {**operands, "gate": grad})
+    with pytest.raises(EpilogueError, match=r"gradient of output D: expected a tensor of shape .*, got 'ones'"):
+        backward.gradients({"D": "ones"}, saved, operands)
+
+
+def test_operands_of_a_pass_are_told_in_the_users_words():
+    @epilogue
+    def made(acc):
+        return {"D": ep.tanh(acc), "pre": acc * 2}
+
+    backward = made.backward()
+    assert {source.operand for source in backward.passes[0].sources} == {"saved_D", "grad_pre"}
+    acc, grad = torch.randn(M, N), torch.ones(M, N)
+    saved = backward.forward.reference(acc)
+    with pytest.raises(EpilogueError, match=r"^gradient of output pre: expected shape \(6, 5\), .* got \(5,\)"):
+        backward.gradients({"D": grad, "pre": grad[0]}, saved)
+    with pytest.raises(EpilogueError, match=r"^output D of the forward: expected shape \(6, 5\), .* got \(5,\)"):
+        backward.gradients({"D": grad, "pre": grad}, {**saved, "D": saved["D"][0]})
+    with pytest.raises(EpilogueError, match=r"^gradient of output pre: dtype torch.float64"):
+        backward.gradients({"D": grad, "pre": grad.double()}, saved)
+    with pytest.raises(EpilogueError, match=r"^output D of the forward: dtype torch.int64"):
+        backward.gradients({"D": grad, "pre": grad}, {**saved, "D": saved["D"].long()})
+
+
+def test_no_gradient_counts_as_zeros():
+    backward = several.backward()
+    acc, operands = torch.randn(M, N), operands_of(several.tree, dtype=torch.float32)
+    grads = grads_of(several.tree, acc.shape, torch.float32)
+    outputs = backward.forward.reference(acc, **operands)
+    for names in (("D",), ("preact", "mixed"), ("D", "preact", "mixed")):
+        given = {name: None if name in names else grad for name, grad in grads.items()}
+        zeros = {name: torch.zeros_like(grads[name]) if name in names else grads[name] for name in grads}
+        actual, expected = (backward.gradients(g, outputs, operands) for g in (given, zeros))
+        assert all(torch.equal(actual[key], expected[key]) for key in expected)
+
+
+# infinities
+
+
+EDGES = torch.tensor([[INF, -INF, 0.0, -0.0, 2.0, -3.0, 0.3, -0.3, NAN, 1e-12, 1e12]])
+#: text -> a function of PyTorch, several operations here
+ONE_FUNCTION = {
+    "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none", delta=2.5),
+    "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
+    "smooth_l1_loss, beta": lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=0.5),
+    "mse_loss": lambda x, y: F.mse_loss(x, y, reduction="none"),
+    "x ** -2": lambda x, y: (x - y) ** -2,
+    "x ** -1": lambda x, y: (x - y) ** -1,
+    "x ** -3": lambda x, y: (x - y) ** -3,
+    "x ** 2": lambda x, y: (x - y) ** 2,
+    "x ** 3": lambda x, y: (x - y) ** 3,
+}
+
+
+@pytest.mark.parametrize("text", ONE_FUNCTION)
+def test_one_function_at_the_edges(text):
+    function = ONE_FUNCTION[text]
+
+    @epilogue
+    def made(acc, target: Aux):
+        return function(acc, target)
+
+    backward, target = made.backward(), torch.zeros_like(EDGES)
+    for weight in (1.0, -0.5):
+        grads = {"D": torch.full_like(EDGES, weight)}
+        found = by_backward(backward, EDGES, {"target": target}, grads)
+        leaves = [EDGES.clone().requires_grad_(), target.clone().requires_grad_()]
+        expected = torch.autograd.grad(function(*leaves), leaves, grads["D"])
+        for name, gradient in zip(("accumulator", "target"), expected, strict=True):
+            torch.testing.assert_close(found[name], gradient, equal_nan=True)
+
+
+def test_zeros_of_the_operation_and_zeros_of_the_rule():
+    """A zero arm of the derivative selects, though the operation has a zero too; a slope of zero multiplies."""
+    acc, grad = torch.tensor([[-2.0, 3.0, 9.0]]), torch.full((1, 3), INF)
+    cases = (
+        lambda x: torch.clamp(x, 0, 6),
+        lambda x: torch.where(x > 0, x, 0.0),
+        lambda x: torch.where(x < 0, 0.0, x),
+        lambda x: torch.nn.functional.threshold(x, 0, 0),
+        lambda x: torch.nn.functional.leaky_relu(x, 0.0),
+        lambda x: x * 0.0,
+    )
+    for function in cases:
+        made = epilogue(function)
+        leaf = acc.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(function(leaf), leaf, grad)
+        found = by_backward(made.backward(), acc, {}, {"D": grad})["accumulator"]
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def _selected(x):
+    root = ep.sqrt(x)
+    return ep.where(ep.gt(x, 1.0), root * root * x, ep.where(ep.gt(x, 0.5), root, 0.0))
+
+
+def test_zeros_stay_zero_within_one_function_only():
+    acc, grad = torch.tensor([[0.0, 0.75, 4.0]]), torch.ones(1, 3)
+    users = epilogue(lambda acc: _selected(acc))
+    found = by_backward(users.backward(), acc, {}, {"D": grad})["accumulator"]
+    assert found.isnan().tolist() == [[True, False, False]]
+    torch.testing.assert_close(found, by_autograd(users.tree, acc, {}, {"D": grad})["accumulator"], equal_nan=True)
+    one = epilogue(lambda acc: one_function(_selected)(acc))
+    found = by_backward(one.backward(), acc, {}, {"D": grad})["accumulator"]
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.5 / 0.75**0.5, 8.0]]))
+    # what the user selects outside is a gradient like any other to the function
+    outside = epilogue(lambda acc: ep.where(acc > 0.5, one_function(lambda x: ep.sqrt(x) + 1)(acc), 0.0))
+    found = by_backward(outside.backward(), acc, {}, {"D": grad})["accumulator"]
+    assert found.isnan().tolist() == [[True, False, False]]
+
+
 # random trees
 
 SMOOTH = ("add", "sub", "mul", "tanh", "sigmoid", "silu", "gelu_tanh", "sin", "softplus", "atan", "neg", "fma", "where")
@@ -697,3 +828,21 @@ def test_random_trees(seed):
         assert set(actual) == set(expected if needs is None else needs)
         for key, gradient in actual.items():
             torch.testing.assert_close(gradient, expected[key], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("bound", (INF, -INF, 0.5))
+@pytest.mark.parametrize("side", ("min", "max"))
+def test_clamp_by_one_bound(side: str, bound: float) -> None:
+    """The bound that is left out is no bound, also where the other is infinite."""
+
+    def clamped(acc, limit: Row):
+        return torch.clamp(acc, **{side: limit})
+
+    acc, limit = torch.tensor([[0.0, 1.0, -1.0, INF, -INF]]), torch.full((5,), bound)
+    found = ep.epilogue(clamped).backward()
+    output = found.forward.reference(acc, limit=limit)
+    gradients = found.gradients(torch.ones_like(acc), output, {"limit": limit})
+    leaves = acc.clone().requires_grad_(), limit.clone().requires_grad_()
+    expected = torch.autograd.grad(torch.clamp(leaves[0], **{side: leaves[1]}).sum(), leaves)
+    for mine, theirs in zip(gradients.values(), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)

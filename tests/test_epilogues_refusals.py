@@ -3,6 +3,7 @@
 import math
 import operator
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import epilogues as ep
-from epilogues import EpilogueError, ReductionError, UnsupportedOperationError, epilogue
+from epilogues import EpilogueError, ReductionError, UnsupportedOperationError, epilogue, functions
 from epilogues.errors import DtypeError
 from epilogues.outputs import Outputs
 from epilogues.refusal_reasons import COMMUNICATING_BY_NAME, EXPLAINED_BY_NAME
@@ -43,8 +44,8 @@ COMMUNICATING = [
     ("var", lambda x: x.var(0)),
     ("norm", lambda x: torch.norm(x)),
     ("norm", lambda x: x.norm()),
-    ("linalg_norm", lambda x: torch.linalg.norm(x)),
-    ("linalg_vector_norm", lambda x: torch.linalg.vector_norm(x)),
+    ("torch.linalg.norm", lambda x: torch.linalg.norm(x)),
+    ("torch.linalg.vector_norm", lambda x: torch.linalg.vector_norm(x)),
     ("logsumexp", lambda x: torch.logsumexp(x, 1)),
     ("all", lambda x: x.all()),
     ("any", lambda x: torch.any(x)),
@@ -83,7 +84,7 @@ COMMUNICATING = [
     ("conv2d", lambda x: F.conv2d(x, W)),
     ("conv2d", lambda x: nn.Conv2d(4, 4, 1)(x)),
     ("scaled_dot_product_attention", lambda x: F.scaled_dot_product_attention(x, x, x)),
-    ("fft_fft", lambda x: torch.fft.fft(x)),
+    ("torch.fft.fft", lambda x: torch.fft.fft(x)),
     ("max_pool2d", lambda x: F.max_pool2d(x, 2)),
     ("avg_pool2d", lambda x: nn.AvgPool2d(2)(x)),
     ("gather", lambda x: x.gather(0, INDEX)),
@@ -123,7 +124,7 @@ COMMUNICATING = [
     ("soft_margin_loss", lambda x: F.soft_margin_loss(x, W)),
     ("nll_loss", lambda x: F.nll_loss(x, INDEX[0], reduction="none")),
     ("multi_margin_loss", lambda x: F.multi_margin_loss(x, INDEX[0], reduction="none")),
-    ("linalg_det", lambda x: torch.linalg.det(x)),
+    ("torch.linalg.det", lambda x: torch.linalg.det(x)),
     ("inverse", lambda x: x.inverse()),
     ("cross", lambda x: torch.cross(x, x)),
     ("gru_cell", lambda x: torch.gru_cell(x, x, W, W)),
@@ -151,13 +152,13 @@ UNSUPPORTED = [
     ("prelu", lambda x: nn.PReLU()(x)),
     ("isclose", lambda x: torch.isclose(x, x + 1)),
     ("lgamma", lambda x: torch.lgamma(x)),
-    ("special_i0", lambda x: torch.special.i0(x)),
+    ("torch.special.i0", lambda x: torch.special.i0(x)),
     ("i0", lambda x: x.i0()),
-    ("special_gammaln", lambda x: torch.special.gammaln(x)),
+    ("torch.special.gammaln", lambda x: torch.special.gammaln(x)),
     ("erfinv", lambda x: torch.erfinv(x)),
     ("digamma", lambda x: x.digamma()),
-    ("special_erfcx", lambda x: torch.special.erfcx(x)),
-    ("special_log_ndtr", lambda x: torch.special.log_ndtr(x)),
+    ("torch.special.erfcx", lambda x: torch.special.erfcx(x)),
+    ("torch.special.log_ndtr", lambda x: torch.special.log_ndtr(x)),
     ("nextafter", lambda x: torch.nextafter(x, x + 1)),
     ("gcd", lambda x: torch.gcd(x, x)),
     ("frexp", lambda x: torch.frexp(x)),
@@ -562,3 +563,84 @@ def test_the_way_out(function, instead):
 def test_what_a_call_with_several_outputs_gives_is_no_value(function):
     with pytest.raises(EpilogueError, match="epilogue saving has 2 outputs, D, preact, and was used as one value"):
         epilogue(lambda acc: function(saving(acc), acc))
+
+
+# what is said of what is nearly right
+
+
+def test_casts_to_few_bits_name_quantize():
+    for dtype in (torch.int8, torch.uint8, torch.float8_e4m3fn):
+        message = refused(lambda x: x.to(dtype), DtypeError)  # noqa: B023
+        assert str(dtype) in message and "instead: epilogues.builders.quantize gives" in message
+    assert "epilogues.builders.quantize" in refused(lambda x: x.char(), UnsupportedOperationError)
+    assert "\n  instead: " not in refused(lambda x: x.to(torch.float64), DtypeError)
+
+
+@pytest.mark.parametrize(
+    ("function", "instead"),
+    [
+        (lambda x: torch.full_like(x, 0.5), "instead: write the number itself, x + 0.5"),
+        (lambda x: x.type_as(x), "instead: name it: x.to(torch.bfloat16)"),
+        (lambda x: x.to(x), "instead: name it: x.to(torch.bfloat16)"),
+        (lambda x: torch.zeros_like(x, dtype=torch.float16), "instead: write the number, 0.0"),
+        (lambda x: torch.ones_like(x > 0), "instead: write the number, 1.0"),
+        (lambda x: x.new_zeros(3), "instead: write 0.0 or 1.0"),
+    ],
+)
+def test_tensors_like_a_value(function, instead):
+    assert instead in refused(function, UnsupportedOperationError)
+
+
+def test_the_function_of_math_that_is_called_is_named():
+    message = refused(lambda x: math.sqrt(2.0) * math.exp(x), UnsupportedOperationError)
+    hint = message.split("instead: ")[1]
+    assert "torch.exp(...) for math.exp(...)" in hint
+    if sys.version_info >= (3, 11):
+        assert hint == "write torch.exp(...) for math.exp(...)"
+    assert "torch.abs(...) for math.fabs(...)" in refused(lambda x: math.fabs(x), UnsupportedOperationError)
+
+
+def test_a_reduction_that_does_not_exist():
+    with pytest.raises(EpilogueError, match="mse_loss: expected reduction=\"none\", got reduction='foo'") as caught:
+        epilogue(lambda acc: F.mse_loss(acc, acc, reduction="foo"))
+    assert not isinstance(caught.value, ReductionError)
+
+
+class Scaled:
+    def method(self, acc):
+        return acc * 2
+
+
+def test_a_method_of_no_object():
+    with pytest.raises(EpilogueError, match=r"Scaled\.method is a method of no object(?s:.)*epilogue\(made\.method\)"):
+        epilogue(Scaled.method)
+    assert torch.equal(epilogue(Scaled().method).reference(torch.ones(2, 2)), torch.full((2, 2), 2.0))
+
+
+#: message -> what PyTorch refuses too, of a tensor
+PARAMETERS = {
+    "hardtanh: expected a number, no larger than max_val, -1.0, for min_val, got 1.0": lambda x: F.hardtanh(
+        x, 1.0, -1.0
+    ),
+    "softshrink: expected a number, 0 or larger, for lambd, got -0.7": lambda x: F.softshrink(x, -0.7),
+    "softshrink: expected a number, 0 or larger, for lambd, got nan": lambda x: F.softshrink(x, math.nan),
+    "celu: expected a number, other than 0, for alpha, got 0.0": lambda x: F.celu(x, 0.0),
+    "dropout: expected a number, from 0 to 1, for p, got 1.5": lambda x: F.dropout(x, 1.5, training=False),
+    "dropout: expected a number, from 0 to 1, for p, got -1": lambda x: F.alpha_dropout(x, -1),
+    "rrelu: expected a number, no larger than upper, 0.2, for lower, got 0.5": lambda x: F.rrelu(x, 0.5, 0.2),
+    "rrelu: expected a number, finite, for lower and upper, got inf": lambda x: F.rrelu(x, 0.5, math.inf),
+}
+
+
+@pytest.mark.parametrize("message", PARAMETERS)
+def test_parameters_that_pytorch_refuses(message):
+    function = PARAMETERS[message]
+    with pytest.raises((RuntimeError, ValueError)):
+        function(torch.ones(3))
+    assert refused(function, EpilogueError).startswith(message)
+
+
+def test_operands_as_parameters_are_not_checked():
+    epilogue(lambda acc, low, high: functions.hardtanh(acc, low, high))
+    epilogue(lambda acc, alpha: functions.celu(functions.softshrink(acc, alpha), alpha))
+    assert functions.hardtanh(3.0, 1.0, 1.0) == 1.0

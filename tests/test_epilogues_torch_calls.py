@@ -1,5 +1,6 @@
 """Every spelling that PyTorch has for what the language computes, against PyTorch on tensors."""
 
+import functools
 import math
 import operator
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import epilogues as ep
-from epilogues import EpilogueError, builders, epilogue
+from epilogues import Aux, EpilogueError, Row, builders, epilogue
 from epilogues.operations import OPERATIONS
 from epilogues.torch_calls import CALLS
 from epilogues.torch_losses import LOSSES
@@ -214,7 +215,7 @@ def test_every_name_is_tried():
     tried |= {name for text in EXPRESSIONS for name in CALLS if name in text}
     elsewhere = "rrelu dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout"
     python = "truediv floordiv mod pos and or xor invert bitwise_or bitwise_xor bitwise_and bitwise_not"
-    casts = "to type half bfloat16 min max clip log_sigmoid special_round"
+    casts = "to type half bfloat16 min max clip log_sigmoid special_round zeros_like ones_like"
     special = "sinc entr ndtr xlog1py angle conj conj_physical resolve_conj resolve_neg is_floating_point is_complex"
     rest = set(f"{elsewhere} {python} {casts} {special}".split()) | set(LOSSES)  # the last two: test_epilogues_losses
     assert set(CALLS) - tried - rest == set()
@@ -328,3 +329,24 @@ def test_names_of_activations():
     assert builders.activation("elu", alpha=0.5).reference(-X)[0, 5] == F.elu(-X, 0.5)[0, 5]
     with pytest.raises(EpilogueError, match="activation elu takes alpha, got beta"):
         builders.activation("elu", beta=1)
+
+
+def test_tensors_of_zeros_and_ones_are_the_numbers():
+    made = epilogue(lambda acc: torch.where(acc > 0, torch.ones_like(acc), torch.zeros_like(acc)) * acc)
+    assert made.tree == epilogue(lambda acc: torch.where(acc > 0, 1.0, 0.0) * acc).tree
+
+
+def test_to_takes_where_and_when():
+    made = epilogue(lambda acc: acc.to(torch.bfloat16, copy=True, non_blocking=True))
+    assert made.tree == epilogue(lambda acc: acc.to(torch.bfloat16)).tree
+
+
+def _leaky(acc, bias: Row, alpha, gate: Aux):
+    return torch.where(acc > 0, acc, acc * alpha) * gate + bias
+
+
+def test_a_partial_function():
+    made = epilogue(functools.partial(_leaky, alpha=2.0), name="leaky")
+    assert {name: kind.value for name, kind in made.operands.items()} == {"bias": "row", "gate": "aux"}
+    acc, bias, gate = torch.randn(3, 4), torch.randn(4), torch.randn(3, 4)
+    assert torch.equal(made.reference(acc, bias=bias, gate=gate), torch.where(acc > 0, acc, acc * 2) * gate + bias)

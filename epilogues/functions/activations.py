@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..errors import EpilogueError
@@ -141,7 +142,7 @@ def celu(x: Value, alpha: Value = 1.0) -> Any:
     Raises:
         EpilogueError: if ``alpha`` is the number 0.
     """
-    check_number("celu", "alpha", alpha, not is_number(alpha) or alpha != 0, "other than 0")
+    check_number("celu", "alpha", alpha, bool(not is_number(alpha) or alpha != 0), "other than 0")
     return apply("celu", x, alpha)
 
 
@@ -166,7 +167,7 @@ def softshrink(x: Value, lambd: Value = 0.5) -> Any:
     Raises:
         EpilogueError: if ``lambd`` is a number smaller than 0.
     """
-    check_number("softshrink", "lambd", lambd, not is_number(lambd) or lambd >= 0, "0 or larger")
+    check_number("softshrink", "lambd", lambd, bool(not is_number(lambd) or 0 <= lambd < math.inf), "0 or larger")
     return apply("softshrink", x, lambd)
 
 

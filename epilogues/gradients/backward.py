@@ -184,8 +184,8 @@ class Backward:
         Raises:
             EpilogueError: if something is missing or unknown, or has a wrong shape, dtype or device.
         """
-        given = self._given_gradients(grads)
         kept = _by_name("saved", saved, self.forward.outputs, "output of the forward")
+        given = self._given_gradients(grads, kept)
         names = tuple(operand.name for operand in self.forward.tree.operands)
         operands = {} if operands is None else _by_name("operands", operands, names, "operand")
         found: dict[str, Tensor] = {}
@@ -210,7 +210,9 @@ class Backward:
             found[target] = self._zero(target, given, operands, compute_dtype)
         return found
 
-    def _given_gradients(self, grads: Mapping[str, Tensor | None] | Tensor) -> dict[str, Tensor]:
+    def _given_gradients(
+        self, grads: Mapping[str, Tensor | None] | Tensor, saved: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
         """The gradients by name, zeros for None."""
         own = tuple(name for name in self.forward.outputs if name not in self.added)
         given = _by_name("grads", grads, own, "output")
@@ -218,7 +220,7 @@ class Backward:
             if value is not None and (not isinstance(value, Tensor) or value.ndim == 0):
                 shown = "a tensor without dimensions" if isinstance(value, Tensor) else short(value)
                 raise EpilogueError(f"gradient of output {name}: expected a tensor of shape (..., M, N), got {shown}")
-        like = next((value for value in given.values() if value is not None), None)
+        like = next((value for value in (*given.values(), *saved.values()) if isinstance(value, Tensor)), None)
         if like is None:
             if given:
                 raise EpilogueError(f"grads: expected the gradient of an output, got None for {', '.join(given)}")

@@ -185,7 +185,11 @@ def _through(trace: Trace, node: Apply, position: int, gradient: Symbol) -> Symb
     if (node.operation, position) in _MULTIPLIED:
         product: Symbol = functions.mul(gradient, factor)
         return product
-    return _times(gradient, factor, {id(value.node) for value in (*inputs, output)})
+    # equal constants are one node: a zero of the operation is told from one that the rule writes by a copy of its own
+    marked = tuple(Symbol(replace(v.node), trace) if _is_zero(v.node) else v for v in inputs)
+    known = {id(value.node) for value in (*marked, output)}
+    has_zeros = any(_is_zero(child) for child in node.operands)
+    return _times(gradient, factor, rule(functions, marked, output) if has_zeros else factor, known)
 
 
 def _inverse_square_of(node: Apply) -> Node | None:
@@ -265,23 +269,25 @@ def _selection(condition: Symbol, one: Symbol | None, other: Symbol | None) -> S
     return selected
 
 
-def _times(gradient: Symbol, factor: Symbol | float, known: set[int]) -> Symbol | None:
+def _times(gradient: Symbol, factor: Symbol | float, marked: Symbol | float, known: set[int]) -> Symbol | None:
     """``gradient * factor`` as autograd computes it; None where that is zero.
 
-    ``known`` are the operation's own values.  By those it multiplies, whatever they are; what else is a selection,
-    a quotient or a logarithm is the derivative's own, and takes the gradient in.
+    ``known`` are the operation's own values in ``marked``, which is the factor once more.  By those it multiplies,
+    whatever they are; what else is a selection, a quotient or a logarithm is the derivative's own, and takes the
+    gradient in.
     """
     if is_number(factor):
         return _times_number(gradient, float(factor))
-    assert isinstance(factor, Symbol)
-    node = factor.node
-    if isinstance(node, Constant) and (id(node) not in known or abs(node.value) == 1):
+    assert isinstance(factor, Symbol) and isinstance(marked, Symbol)
+    node, is_known = factor.node, id(marked.node) in known
+    if isinstance(node, Constant) and (not is_known or abs(node.value) == 1):
         return _times_number(gradient, node.value)
-    if isinstance(node, Apply) and id(node) not in known:
+    if isinstance(node, Apply) and not is_known:
         parts = [Symbol(child, factor.recorder) for child in node.operands]
         if node.operation == "where":
             condition, *arms = parts
-            one, other = (_times(gradient, arm, known) for arm in arms)
+            marks = [Symbol(child, factor.recorder) for child in marked.node.inputs[1:]]
+            one, other = (_times(gradient, arm, mark, known) for arm, mark in zip(arms, marks, strict=True))
             return _selection(condition, one, other)
         if node.operation == "reciprocal":
             return _over(gradient, parts[0])

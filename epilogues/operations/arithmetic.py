@@ -5,14 +5,34 @@ In the derivatives ``f`` is the module :mod:`epilogues.functions`, ``z`` the ope
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ..tree import Constant
 from .row import row
 
 
 def _clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.clamp(x, low, high)
+
+
+def _is_absent(bound: Any, infinity: float) -> bool:
+    """Whether a bound of a clamp is none: this infinity, as a constant of a tree."""
+    node = getattr(bound, "node", None)
+    return isinstance(node, Constant) and node.value == infinity
+
+
+def _d_clamp_low(f: Any, x: Any, low: Any, high: Any, z: Any) -> Any:
+    below = f.lt(x, low)
+    return f.where(below if _is_absent(high, math.inf) else f.logical_and(f.lt(low, high), below), 1.0, 0.0)
+
+
+def _d_clamp_high(f: Any, x: Any, low: Any, high: Any, z: Any) -> Any:
+    above = f.gt(x, high)
+    return f.where(above if _is_absent(low, -math.inf) else f.logical_or(above, f.lt(high, low)), 1.0, 0.0)
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -86,8 +106,8 @@ ROWS = (
         "clamp",
         _clamp,
         lambda f, x, low, high, z: f.where(f.logical_and(f.ge(x, low), f.le(x, high)), 1.0, 0.0),
-        lambda f, x, low, high, z: f.where(f.logical_and(f.lt(low, high), f.lt(x, low)), 1.0, 0.0),
-        lambda f, x, low, high, z: f.where(f.logical_or(f.gt(x, high), f.lt(high, low)), 1.0, 0.0),
+        _d_clamp_low,
+        _d_clamp_high,
         note="NaN stays NaN; the upper bound wins where bounds cross",
         keeps_numbers=True,
     ),

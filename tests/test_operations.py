@@ -365,3 +365,15 @@ def test_pytorch_computes_it_in_the_dtypes_that_the_row_names(name: str) -> None
     for dtype in map(torch_dtype, OPERATIONS[name].dtypes):
         x = torch.linspace(-2, 2, 12).reshape(3, 4).to(dtype)
         assert eager_functions()[name](x, x.abs() + 0.5).shape == (3, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("function", [F.elu, F.celu, F.softplus, lambda x: F.elu(x, 0.3), lambda x: F.softplus(x, 3.0)])
+def test_autograd_through_the_reference_is_pytorchs_at_large_values(function, dtype):
+    """A branch that is not taken overflows for large values, which must not reach the gradient."""
+    x = torch.tensor([0.0, -0.0, 20.0, -20.0, 50.0, 89.0, -89.0, 1e4, -1e4, 1e30, INF], dtype=dtype)[None]
+    traced = ep.epilogue(lambda acc: function(acc), name="traced")
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(traced.reference(ours, compute_dtype=dtype).sum(), ours)
+    (expected,) = torch.autograd.grad(function(theirs).sum(), theirs)
+    torch.testing.assert_close(found, expected)

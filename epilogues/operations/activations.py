@@ -25,17 +25,22 @@ def _leaky_relu(x: Tensor, negative_slope: Tensor) -> Tensor:
     return torch.where(x > 0, x, x * negative_slope)
 
 
+# In a branch that is not taken an exponential of a large x overflows, and autograd would make NaN of it: 0 * inf.
+# So the branch gets 0 there.
+
+
 def _elu(x: Tensor, alpha: Tensor) -> Tensor:
-    return torch.where(x < 0, torch.expm1(x) * alpha, x)
+    return torch.where(x <= 0, torch.expm1(torch.where(x <= 0, x, 0.0)) * alpha, x)
 
 
 def _celu(x: Tensor, alpha: Tensor) -> Tensor:
-    return torch.where(x < 0, torch.expm1(x * (1 / alpha)) * alpha, x)
+    return torch.where(x <= 0, torch.expm1(torch.where(x <= 0, x, 0.0) * (1 / alpha)) * alpha, x)
 
 
 def _softplus(x: Tensor, beta: Tensor, threshold: Tensor) -> Tensor:
     scaled = x * beta
-    return torch.where(scaled > threshold, x, torch.log1p(torch.exp(scaled)) / beta)
+    linear = scaled > threshold
+    return torch.where(linear, x, torch.log1p(torch.exp(torch.where(linear, 0.0, scaled))) / beta)
 
 
 def _hardshrink(x: Tensor, lambd: Tensor) -> Tensor:

@@ -6,7 +6,8 @@
     >>> dtype_name("float16")
     'f16'
 
-Trees hold the short names only; where a user names a dtype, the other names of :data:`ALIASES` do as well.
+Trees hold the short names only; where a user names a dtype, the other names of :data:`ALIASES` do as well,
+in capitals or not.
 Any other dtype raises :class:`~epilogues.errors.DtypeError`.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from .errors import DtypeError
+from .errors import DtypeError, did_you_mean
 
 #: short name -> torch dtype; what operands may be loaded as, values cast to, and outputs stored as.
 DTYPES: dict[str, torch.dtype] = {
@@ -44,12 +45,15 @@ def dtype_name(dtype: torch.dtype | str) -> str:
         DtypeError: for any other dtype.
     """
     if isinstance(dtype, str):
-        name = ALIASES.get(dtype.removeprefix("torch."))
+        name = ALIASES.get(dtype.lower().removeprefix("torch."))
     else:
         name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else None
     if name is None:
+        from .source import short  # which needs trees, and these need this module
+
         known = ", ".join(str(known) for known in _NAMES)
-        raise DtypeError(f"dtype {dtype!r} has no place in an epilogue: expected one of {known}")
+        meant = did_you_mean(dtype, ALIASES)
+        raise DtypeError(f"dtype {short(dtype)} has no place in an epilogue: expected one of {known}{meant}")
     return name
 
 

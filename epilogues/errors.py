@@ -13,6 +13,9 @@ what to do instead.  All classes derive from :class:`EpilogueError`, which is a 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class EpilogueError(ValueError):
     """Base class: the epilogue, or an operand given to it, is not one that can be computed."""
@@ -32,3 +35,11 @@ class DtypeError(EpilogueError):
 
 class UnsupportedOperationError(EpilogueError):
     """An operation that is elementwise, or might be, but that the operation table does not hold."""
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """What to append to the error about a name that is not known: "; did you mean gelu?", "" if none is close."""
+    if not isinstance(given, str):
+        return ""
+    close = difflib.get_close_matches(given.lower(), list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

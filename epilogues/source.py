@@ -113,7 +113,11 @@ def function_location(function: Callable[..., Any]) -> SourceLocation | None:
 
 def short(value: Any, limit: int = 60) -> str:
     """The value's repr, on one line and of no more than ``limit`` characters."""
-    return shortened(" ".join(repr(value).split()), limit)
+    try:
+        text = repr(value)
+    except Exception:  # an error about a wrong value has to get out: Python writes no integer of over 4300 digits
+        text = f"<{type(value).__name__} that cannot be shown>"
+    return shortened(" ".join(text.split()), limit)
 
 
 def shortened(text: str, limit: int) -> str:

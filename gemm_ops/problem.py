@@ -152,7 +152,10 @@ def _check(a: Tensor, b: Tensor) -> None:
             raise ProblemError(str(error)) from None
     shapes = f"a is {tuple(a.shape)}, b is {tuple(b.shape)}"
     if a.ndim < 1 or b.ndim < 2:
-        raise ProblemError(f"expected a of shape (..., M, K) and b of shape (..., K, N): {shapes}")
+        hint = (
+            " (for a vector b of shape (K,), give b[:, None], and take [..., 0] of the result)" if b.ndim == 1 else ""
+        )
+        raise ProblemError(f"expected a of shape (..., M, K) and b of shape (..., K, N): {shapes}{hint}")
     if a.shape[-1] != b.shape[-2]:
         raise ProblemError(
             f"the inner extents differ, a has K={a.shape[-1]} and b has K={b.shape[-2]}: {shapes} "

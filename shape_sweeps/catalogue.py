@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterable
 
 import epilogues as ep
+from epilogues.errors import did_you_mean
 
 from .errors import InputError, one_line
 from .importing import import_attribute
@@ -40,11 +41,16 @@ def parse_epilogues(values: Iterable[str], where: str = "--epilogues") -> dict[s
     names: dict[str, None] = {}
     for item in split_list(values, where):
         names.update(dict.fromkeys(FORMULAS if item == "all" else (item,)))
-    return {name: load_epilogue(name, where) for name in names}
+    return {name: load_epilogue(name, where, also=("all",)) for name in names}
 
 
-def load_epilogue(name: str, where: str = "--epilogues") -> ep.Epilogue:
+def load_epilogue(name: str, where: str = "--epilogues", *, also: tuple[str, ...] = ()) -> ep.Epilogue:
     """One epilogue by the suite's name or as ``module:attribute``; the current folder is searched first.
+
+    Args:
+        name: the epilogue's.
+        where: what an error begins with.
+        also: names that the caller takes besides, for the error that lists them.
 
     Raises:
         InputError: if there is no such name, module or attribute, if importing it raises, if it is no
@@ -53,9 +59,9 @@ def load_epilogue(name: str, where: str = "--epilogues") -> ep.Epilogue:
     if name in FORMULAS:
         return ep.builders.SUITE[name]()
     if ":" not in name:
-        raise InputError(
-            f"{where}: unknown epilogue {name!r}: expected {', '.join(FORMULAS)}, all, or module:attribute"
-        )
+        expected = ", ".join((*FORMULAS, *also))
+        meant = did_you_mean(name, (*FORMULAS, *also))
+        raise InputError(f"{where}: unknown epilogue {name!r}: expected {expected}, or module:attribute{meant}")
     found = import_attribute(name, where)
     if not isinstance(found, ep.Epilogue):
         raise InputError(f"{where}: {name} is {_what(found, name)}")
@@ -65,10 +71,10 @@ def load_epilogue(name: str, where: str = "--epilogues") -> ep.Epilogue:
         raise InputError(f"{where}: {name} is refused: {one_line(error)}") from error
     for operand, kind in kinds.items():
         if kind is ep.Kind.AUTO:
-            # Its kind is told from the operand's shape at a call, and here it is the sweep that makes it.
+            # Its kind is told from the operand's shape at a call, and here nobody has made it yet.
             raise InputError(
                 f"{where}: operand {operand!r} of {name} has no kind: annotate it as epilogues.Row, Column,"
-                " Scalar or Aux, so that the sweep can make one"
+                " Scalar or Aux, as there is no tensor to tell it from"
             )
     return found
 

@@ -276,3 +276,82 @@ def test_unknown_ranges(dtype):
 def test_arguments_that_cannot_be_hashed():
     with pytest.raises(EpilogueError, match=r"bias_activation: expected names and numbers, got list \['gelu'\]"):
         builders.bias_activation(["gelu"])
+
+
+NOT_NAMES = (
+    0,
+    -1.5,
+    True,
+    b"relu",
+    torch.ones(2),
+    F.relu,
+    torch.nn.ReLU(),
+    torch.bfloat16,
+    int,
+    object(),
+    [1],
+    {"a": 1},
+)
+BUILDERS = [getattr(builders, name) for name in builders.__all__ if inspect.isfunction(getattr(builders, name))]
+
+
+@pytest.mark.parametrize(
+    "given", ["relu", "", *NOT_NAMES, builders.identity, 10**5000], ids=lambda given: type(given).__name__
+)
+def test_cast_takes_epilogues_only(given):
+    with pytest.raises(
+        EpilogueError, match=r"^cast: expected an Epilogue, or None for the product itself, got "
+    ) as error:
+        builders.cast("bf16", given)
+    assert "\n" not in str(error.value)
+
+
+def test_cast_says_how_to_name_an_epilogue():
+    for given, advice in (
+        ("relu", r"write cast\('bf16', builders.activation\('relu'\)\)"),
+        (F.relu, "function decorated with @epilogues.epilogue, which may call it"),
+        (torch.nn.ReLU(), "function decorated with @epilogues.epilogue, which may call it"),
+        (builders.gate, r"call the builder: gate\(...\)"),
+    ):
+        with pytest.raises(EpilogueError, match=advice):
+            builders.cast("bf16", given)
+        if given != "relu":
+            with pytest.raises(EpilogueError, match=advice):
+                builders.activation(given)
+    with pytest.raises(EpilogueError, match="it is an epilogue already: call it inside a function"):
+        builders.gate(builders.identity())
+
+
+@pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
+def test_wrong_arguments_are_the_packages_own_errors(build):
+    for given in (*NOT_NAMES, "no such name", builders.identity, builders.identity(), 10**5000, 1j, math.nan):
+        for arguments in ((given,), ("bf16" if build is builders.cast else "int8", given)):
+            try:
+                build(*arguments)
+            except EpilogueError as error:
+                assert len(str(error)) < 1000
+            except TypeError as error:
+                assert "; it takes " in str(error) and str(error).startswith(build.__name__)
+
+
+def test_wrong_parameters_are_the_packages_own_errors():
+    for given in (None, *NOT_NAMES[3:]):
+        with pytest.raises(EpilogueError):
+            builders.bias_activation("elu", alpha=given)
+
+
+def test_arguments_that_a_builder_does_not_take():
+    with pytest.raises(TypeError, match=r"^bias: too many positional arguments; it takes no arguments"):
+        builders.bias("relu")
+    with pytest.raises(TypeError, match=r"^activation: missing a required argument: 'name'; it takes name, \*\*params"):
+        builders.activation()
+
+
+def test_names_that_are_close():
+    with pytest.raises(EpilogueError, match=r"unknown activation 'gleu'; .*; did you mean .*gelu"):
+        builders.activation("gleu")
+    with pytest.raises(DtypeError, match=r"got 'INT8'; did you mean .*int8"):
+        builders.quantize("INT8")
+    with pytest.raises(DtypeError, match=r"dtype 'bf17' has no place .*; did you mean bf16"):
+        builders.cast("bf17")
+    assert builders.cast("BF16") is builders.cast(torch.bfloat16)

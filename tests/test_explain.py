@@ -17,7 +17,7 @@ import torch
 from gemm_support import every_kind, resolved, spec_of
 
 import epilogues as ep
-from epilogues import Aux, Row
+from epilogues import Aux, Row, analysis
 from epilogues.tree import Accumulator, Apply, Constant, EpilogueTree, Node, Store
 from gemm_ops import ToolchainError, dispatch
 from gemm_ops.build.cache import LIBRARY, RECORD, cache_folder
@@ -153,7 +153,12 @@ def test_every_shape_gives_a_report(shape: tuple[int, int, int], dtype: Any) -> 
 def test_eager_rounding_and_compute_dtypes_have_reports() -> None:
     plain = SUITE["bias_gelu"].explain(4096, 4096, 4096)
     eager = SUITE["bias_gelu"].with_rounding("eager").explain(4096, 4096, 4096)
-    assert eager.traffic == plain.traffic  # PyTorch runs the same kernels
+    # F.linear adds the bias before it rounds; torch.matmul and an addition are two kernels
+    assert [kernel.name for kernel in plain.traffic.eager] == ["F.linear", "gelu_tanh"]
+    assert [kernel.name for kernel in eager.traffic.eager] == ["torch.matmul", "add", "gelu_tanh"]
+    assert "torch.matmul(x, weight.t())" in eager.script and "F.linear" not in eager.script
+    linear = SUITE["bias_gelu"].with_rounding("eager_linear").explain(4096, 4096, 4096)
+    assert linear.traffic == plain.traffic and "F.linear(x, weight, given['bias'])" in linear.script
     assert any("rounded to bf16" in entry.conversion for entry in eager.dtypes)
     assert not any("bit-identical" in line for line in eager.limitations)
     assert any("bit-identical" in line for line in plain.limitations)
@@ -466,7 +471,8 @@ def test_the_calls_named_compute_what_is_claimed(name: str) -> None:
 def test_limitations_follow_the_tree() -> None:
     z = Apply("add", (Accumulator(), Constant(1.0)))
     shared = EpilogueTree((Store("D", z, "f16"), Store("act", Apply("silu", (z,)), "f16")))
-    assert repeated_operations(shared) == 1 and repeated_operations(resolved(SUITE["train_gelu"])) == 0
+    assert list(repeated_operations(shared).values()) == [2]
+    assert not repeated_operations(resolved(SUITE["train_gelu"]))
     assert approximated(shared) == ["silu"]
     words = " ".join(ep.Epilogue.from_tree(shared, "shared").explain(64, 64, 64).limitations)
     assert "1 operation that the main output shares" in words and "16-bit output: silu." in words
@@ -616,3 +622,215 @@ def test_spec_of_the_report_is_that_of_a_built_kernel() -> None:
     """Keys must agree with those that calls make, or a built kernel is not found."""
     report = SUITE["gate"].explain(4096, 4096, 4096)
     assert report.kernel.spec is not None and report.kernel.spec.key == spec_of(resolved(SUITE["gate"])).key
+
+
+# -- what the estimates count -------------------------------------------------------------------------------
+
+
+def test_unfused_kernels_pay_for_their_arithmetic_as_the_fused_one_does() -> None:
+    """An elementwise kernel takes the longer of its bytes and its instructions: erf-gelu is worth fusing."""
+
+    @ep.epilogue
+    def erf_gelu(acc, bias: Row):
+        return torch.nn.functional.gelu(acc + bias)
+
+    report = erf_gelu.explain(4096, 4096, 4096)
+    (kernel,) = report.traffic.elementwise
+    assert kernel.instructions == analysis.exact_instructions("gelu_erf")
+    fewer = erf_gelu.explain(4096, 4096, 4096, device=dataclasses.replace(find_device("h200"), peak32=1e18))
+    assert (
+        report.times.eager.expected - report.times.gemm_expected
+        > fewer.times.eager.expected - fewer.times.gemm_expected
+    )
+    assert report.times.fused_arithmetic > fewer.times.fused_arithmetic
+    assert report.decision.choice == "fuse"
+
+
+def test_steps_of_one_function_count_for_the_kernel_that_does_them() -> None:
+    report = ep.builders.quantize("float8_e4m3fn").explain(4096, 4096, 4096)
+    names = [kernel.name for kernel in report.traffic.eager]
+    assert names == ["F.linear", "mul", "clamp", "mul"]  # divided by the scale, clamped, converted
+    assert report.traffic.eager[-1].instructions > 30  # log2, exp2, a division ...
+
+
+def test_a_slower_family_is_reckoned_with_and_named() -> None:
+    b200 = SUITE["bias_gelu"].explain(4096, 4096, 4096, device="b200")
+    assert b200.times.fused.expected - b200.times.fused_arithmetic > 1.3 * b200.times.gemm_expected
+    assert any("no other family runs on this device" in line and "guess" in line for line in b200.limitations)
+    assert "whose mma.sync is slower" in b200.decision.reasons[1]
+    ampere = SUITE["bias_gelu"].explain(4096, 4096, 4096, device="a100-80")
+    assert not any("mma.sync" in line for line in ampere.limitations)
+
+
+def test_torch_compile_may_be_faster_and_is_said_to_be() -> None:
+    report = SUITE["residual"].explain(4096, 4096, 4096, device="b200")
+    assert report.times.saved_share_compiled < 0
+    assert any("torch.compile" in reason and "MORE GPU time" in reason for reason in report.decision.reasons)
+
+
+def test_repeated_operations_are_counted_once_and_as_often_as_they_are_computed() -> None:
+    @ep.epilogue
+    def shared(acc, bias: Row):
+        z = torch.tanh(acc + bias)
+        return {"D": z * 2, "a": z * 3, "b": z * 4}
+
+    report = shared.explain(4096, 4096, 4096)
+    assert any(
+        "2 operations that the main output shares with others are computed up to 3 times" in line
+        for line in report.limitations
+    )
+    once = analysis.instructions_per_element(report.resolved, analysis.fast_instructions)
+    again = analysis.fast_instructions("tanh") + analysis.fast_instructions("add")
+    assert report.instructions == once + 2 * again
+
+
+def test_rounding_as_eager_pytorch_leaves_less_to_cublaslt() -> None:
+    def complete(name: str, rounding: str) -> bool:
+        epilogue = ep.builders.bias_activation(name).with_rounding(rounding)
+        return epilogue.explain(64, 64, 64).coverage.complete
+
+    assert complete("relu", "once") and complete("relu", "eager_linear") and not complete("relu", "eager")
+    assert complete("gelu_tanh", "once") and not complete("gelu_tanh", "eager_linear")
+
+
+@pytest.mark.parametrize("rounding", ["once", "eager", "eager_linear"])
+def test_the_script_accepts_every_rounding(rounding: str, tmp_path: Path) -> None:
+    @ep.epilogue(rounding=rounding)
+    def long(acc, bias: Row, residual: Aux):
+        z = torch.tanh(acc + bias) * 1.7 + residual
+        return torch.sigmoid(z * z - 0.3) * z
+
+    done = run_script(long.explain(40, 48, 64), tmp_path)
+    assert done.returncode == 0 and "TOO LARGE" not in done.stdout, done.stdout + done.stderr
+
+
+def test_the_script_compares_where_results_are_finite(tmp_path: Path) -> None:
+    @ep.epilogue
+    def half_nan(acc):
+        return torch.log(acc)
+
+    report = half_nan.explain(40, 48, 64)
+    done = run_script(report, tmp_path)
+    assert done.returncode == 0 and re.search(r"\d+ of 1920 elements are finite and compared", done.stdout), done.stdout
+    # a fused call that leaves the signs out has no NaN where there should be one
+    wrong = report.script.replace(
+        "    result = gemm_ops.linear(x, weight, epilogue, **operands)", "    result = (x @ weight.t()).abs().log()"
+    )
+    assert wrong != report.script
+    (tmp_path / "wrong.py").write_text(wrong)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    command = [sys.executable, "wrong.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "TOO MANY" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("1",), ("1", "2", "3", "4"), ("a", "2", "3"), ("-1", "2", "3"), ("1.5", "2", "3")]
+)
+def test_the_script_refuses_wrong_arguments(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = run_script(residual(), tmp_path, *arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.strip() == f"compare.py: expected three extents M N K or nothing, got {' '.join(arguments)}"
+
+
+# -- a new user's mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        (("64", 8, 8), {}, "m: expected a whole number from 0 to .*, got '64'"),
+        ((8, None, 8), {}, "n: expected a whole number from 0 to .*, got None"),
+        (
+            (8, 8, torch.ones(2, 2)),
+            {},
+            r"k: expected a whole number from 0 to .*, got tensor\(\[\[1., 1.\], \[1., 1.\]\]\)$",
+        ),
+        ((10**5000, 8, 8), {}, "m: expected a whole number from 0 to .*, got <int that cannot be shown>"),
+        ((8, 8, 8), {"dtype": None}, "dtype None has no place"),
+        ((8, 8, 8), {"dtype": "BF17"}, "dtype 'BF17' has no place .*; did you mean bf16"),
+        ((8, 8, 8), {"device": "A100"}, "unknown device 'A100': .*; did you mean .*a100-80"),
+        ((8, 8, 8), {"device": "H100 PCIe"}, "; did you mean h100-pcie"),
+        ((8, 8, 8), {"device": 0}, "device: expected a name .*, got int 0; a CUDA device is named 'cuda:0'"),
+        ((8, 8, 8), {"device": 2.5}, "device: expected a name .*, got float 2.5$"),
+        ((8, 8, 8), {"measure": True, "device": "H200"}, "not on the figures of the H200 SXM"),
+        ((8, 8, 8), {"operand_dtypes": ["bias"]}, "operand_dtypes: expected a mapping of operand name .*, got list"),
+        ((8, 8, 8), {"operand_dtypes": []}, r"expected a mapping .* such as \{'scale': torch.float32\}, got list \[\]"),
+        ((8, 8, 8), {"operand_dtypes": "f32"}, "expected a mapping .*, got str 'f32'"),
+        ((8, 8, 8), {"operand_dtypes": torch.ones(2)}, "expected a mapping .*, got Tensor tensor"),
+        ((8, 8, 8), {"operand_dtypes": {1: "f32"}}, "unknown operand 1; the epilogue has scale, bias"),
+        ((8, 8, 8), {"operand_dtypes": {"bais": "f32"}}, "unknown operand bais; .*; did you mean bias"),
+        ((8, 8, 8), {"operand_dtypes": {"bias": None}}, "operand_dtypes: operand bias: dtype None has no place"),
+        ((8, 8, 8), {"operand_dtypes": {"bias": 3}}, "operand_dtypes: operand bias: dtype 3 has no place"),
+    ],
+)
+def test_wrong_types_and_names_are_epilogue_errors(arguments: Any, keywords: Any, message: str) -> None:
+    with pytest.raises(ep.EpilogueError, match=message) as error:
+        residual(*arguments, **keywords)
+    assert "\n" not in str(error.value)
+
+
+def test_explain_refuses_what_is_no_epilogue_or_cost() -> None:
+    with pytest.raises(ep.EpilogueError, match="explain: expected an Epilogue, got str 'gelu'"):
+        explain("gelu", 8, 8, 8)  # type: ignore[arg-type]
+    with pytest.raises(ep.EpilogueError, match=r"cost: expected a function .*, got 3"):
+        explain(SUITE["gate"], 8, 8, 8, cost=3)  # type: ignore[arg-type]
+
+
+def test_names_do_in_capitals_too() -> None:
+    shouted = residual(dtype="FLOAT16", device="H100-PCIe", operand_dtypes={"bias": "BF16"})
+    assert shouted == residual(dtype="f16", device="h100-pcie", operand_dtypes={"bias": torch.bfloat16})
+    with pytest.raises(ep.EpilogueError, match=r"device 'cuda:0': torch .* finds no CUDA device here"):
+        residual(device="CUDA:0")
+
+
+@pytest.mark.parametrize("shape", [(0, 64, 64), (64, 0, 64), (0, 0, 0)])
+def test_a_report_without_an_output_counts_nothing(shape: tuple[int, int, int]) -> None:
+    report = residual(*shape)
+    for words in (str(report), report.to_markdown()):
+        for wrong in ("0 B", "0 us", "FLOP", "Bytes and time", "Triton", "covers the beginning", "times them"):
+            assert wrong not in words, wrong
+        assert "torch.compile has nothing to fuse: the output has no elements." in words
+    assert str(report).endswith(
+        "\n\nMore: report.script compares, report.to_markdown() has it; no kernel, so no C++ source"
+    )
+    data = json.loads(report.to_json())
+    assert data["traffic"]["unfused"] == data["traffic"]["fused"] == 0 and data["kernel"] is None
+    assert data["coverage"]["words"][1] == "torch.compile has nothing to fuse: the output has no elements."
+
+
+def test_a_report_without_a_product_has_eager_pytorch_only() -> None:
+    report = residual(64, 64, 0)
+    for words in (str(report), report.to_markdown()):
+        assert "eager PyTorch, 5 kernels" in words and "its result is zeros, or the bias." in words
+        for wrong in ("fused, 1 kernel", "saved, against", "limited by", "The GEMM has", "Triton", "times them"):
+            assert wrong not in words, wrong
+        assert "torch.compile fuses what is computed from the zeros: mul, add, mul, add." in words
+    eager = str(SUITE["bias_gelu"].with_rounding("eager").explain(64, 64, 0))
+    assert "torch.matmul multiplies nothing: its result is zeros." in " ".join(eager.split())
+    assert "has nothing left to fuse" in str(SUITE["identity"].explain(64, 64, 0))
+
+
+def test_a_report_without_a_kernel_promises_no_source() -> None:
+    assert str(residual(64, 63, 64)).endswith("no kernel, so no C++ source")
+    assert str(residual(64, 64, 64)).endswith("report.source is the C++, report.to_markdown() has both")
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb", "a\r\n# b", "a | b", "``` a", "# a #", "a`b", "[a](b) ~~c~~ &lt; $x$", "a\x1b[1mb", "a\u2028b"]
+)
+def test_any_name_is_one_line(name: str) -> None:
+    report = ep.Epilogue.from_tree(SUITE["gate"].tree, name).explain(64, 64, 64)
+    head = str(report).splitlines()[0]
+    assert head.isprintable() and head.endswith("M x N x K = 64 x 64 x 64, bf16, on H200 SXM (assumed)")
+    assert str(report).splitlines()[1] == report.decision.headline
+    lines = report.to_markdown().splitlines()
+    assert lines[0].startswith("## ") and lines[0].endswith("(assumed)") and lines[1] == "" and lines[2][:2] == "**"
+    assert not re.search(r"(?<!\\)[|`#\[\]~&$*<>]", lines[0][3:])
+    # every fence is closed by one as long, and what is between holds none
+    fences = [line for line in lines if line.startswith("```")]
+    for start, end in zip(fences[::2], fences[1::2], strict=True):
+        assert set(end) == {"`"} and start.startswith(end)
+    script = report.to_markdown().partition("python\n")[2]
+    assert script.startswith('"""') and json.loads(report.to_json())["epilogue"]["name"] == name
+    compile(report.script, "compare.py", "exec")

@@ -67,7 +67,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "0-D a": (call(torch.tensor(1.0)), ProblemError, r"expected a of shape \(..., M, K\).*a is \(\)"),
     "0-D b": (call(b=torch.tensor(1.0)), ProblemError, r"and b of shape \(..., K, N\).*b is \(\)"),
-    "1-D b": (call(b=ones(6)), ProblemError, r"b of shape \(..., K, N\): a is \(5, 6\), b is \(6,\)"),
+    "1-D b": (
+        call(b=ones(6)),
+        ProblemError,
+        r"b of shape \(..., K, N\): a is \(5, 6\), b is \(6,\) .*give b\[:, None\]",
+    ),
     "list for a": (call([[1.0] * 6]), ProblemError, "a should be a torch.Tensor, got list"),
     "list for b": (call(b=[[1.0]]), ProblemError, "b should be a torch.Tensor, got list"),
     "devices of a and b": (

@@ -377,3 +377,22 @@ def test_autograd_through_the_reference_is_pytorchs_at_large_values(function, dt
     (found,) = torch.autograd.grad(traced.reference(ours, compute_dtype=dtype).sum(), ours)
     (expected,) = torch.autograd.grad(function(theirs).sum(), theirs)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in eager_functions() if name in OPERATIONS])
+def test_autograd_through_the_reference_is_pytorchs_for_every_row(name: str) -> None:
+    function = eager_functions()[name]
+    points = [0.0, -0.0, 20.0, -20.0, 50.0, -50.0, 89.0, -89.0, 1e4, -1e4, 1e30, -1e30]
+    x, y = torch.tensor([points], dtype=torch.float64), torch.full((1, len(points)), 0.7, dtype=torch.float64)
+    theirs = x.clone().requires_grad_()
+    result = function(theirs, y)
+    if not result.requires_grad:
+        pytest.skip("PyTorch has no gradient of it")
+    try:
+        traced = ep.epilogue(lambda acc, y: function(acc, y), name="traced")
+    except ep.EpilogueError:  # it does not use y
+        traced = ep.epilogue(lambda acc: function(acc, None), name="traced")
+    ours = x.clone().requires_grad_()
+    found = traced.reference(ours, compute_dtype=torch.float64, **dict.fromkeys(traced.operands, y))
+    (expected,) = torch.autograd.grad(result.sum(), theirs)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), ours)[0], expected, equal_nan=True)

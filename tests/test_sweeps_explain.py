@@ -102,6 +102,22 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1 and err.startswith("shape-sweeps: error: ") and message in err
 
 
+@pytest.mark.parametrize("name", ["all", "nosuch", "", "gate,residual"])
+def test_only_names_that_explain_takes_are_proposed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "explain", name, "--shape", "64,64,64")
+    assert code == 2 and f"unknown epilogue {name!r}: expected identity, bias_gelu," in err
+    assert "dequant, or module:attribute" in err and "all," not in err.partition("expected")[2]
+    code, _, err = run(capsys, "run", "--epilogues", "nosuch")
+    assert code == 2 and "dequant, all, or module:attribute" in err
+
+
+def test_close_names_are_proposed_and_capitals_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "explain", "residul", "--shape", "64,64,64")
+    assert code == 2 and err.endswith("; did you mean residual?\n")
+    code, out, _ = run(capsys, "explain", "gate", "--shape", "64,64,64", "--device", "H200", "--dtype", "BF16")
+    assert code == 0 and out.splitlines()[0].endswith("bf16, on H200 SXM")
+
+
 def test_shapes_are_read_either_way() -> None:
     assert parse_shape("1,2,3") == parse_shape("1x2x3") == parse_shape(" 1, 2 ,3") == Shape(1, 2, 3)
 

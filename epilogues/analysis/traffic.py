@@ -12,13 +12,15 @@ How bytes are counted
   expected to come from the cache.  Numbers, constants and 1-element tensors count nothing.
 * *Eager*: one kernel for each operation of the tree, each writing its result to memory in the dtype that PyTorch
   gives it.  ``F.linear`` is one kernel, its bias included: an ``acc + bias`` with a Row of the matrices' dtype, if
-  nothing else needs the accumulator.  A cast that changes the dtype is a kernel, and so is the conversion to an
+  nothing else needs the accumulator, and unless the tree rounds as ``torch.matmul`` and an addition do
+  (``rounding="eager"``).  A cast that changes the dtype is a kernel, and so is the conversion to an
   output's dtype.  The steps of one PyTorch function (``torch.addcmul``) are one kernel where the tree marks them
   (``Apply.intermediate``); other compositions count operation by operation.
 * PyTorch's dtypes: tensors with dimensions promote each other (a bfloat16 product times a float32 row is float32,
   twice the bytes); numbers and 1-element tensors do not; comparisons give bool, one byte.
 * *Tail in one kernel*: what ``torch.compile`` makes of it: ``F.linear`` as above, then one kernel that reads the
   product and what operands are left, and writes the outputs.
+* Instructions are counted alongside, by the exact functions' costs: PyTorch's kernels and Triton's are as exact.
 * *Fused*: the matrices, every operand and every output, once each.
 """
 
@@ -29,6 +31,7 @@ from dataclasses import dataclass
 
 from ..operations import OPERATIONS, is_condition
 from ..tree import Accumulator, Apply, Cast, EpilogueTree, Kind, Node, Operand
+from .costs import exact_instructions
 from .spread import Spread, spreads
 
 _BYTES = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4}
@@ -39,15 +42,17 @@ class EagerOperation:
     """One kernel of the eager computation.
 
     Attributes:
-        name: the operation's name in the table, "F.linear", or "to(bf16)" for a conversion.
+        name: the operation's name in the table, "F.linear" or "torch.matmul", or "to(bf16)" for a conversion.
         read, written: bytes.
         elements: of the result.
+        instructions: for one element of the result; 0 of the GEMM.
     """
 
     name: str
     read: int
     written: int
     elements: int
+    instructions: int = 0
 
     @property
     def bytes(self) -> int:
@@ -61,12 +66,14 @@ class Traffic:
     Attributes:
         eager: the kernels of the eager computation, the GEMM first.
         tail: the bytes of the elementwise part as one kernel of its own; 0 if F.linear leaves nothing to it.
+        tail_instructions: for one element of that kernel.
         fused_bytes: all in one kernel.
         product_bytes: the GEMM's result as eager PyTorch writes it.
     """
 
     eager: tuple[EagerOperation, ...]
     tail: int
+    tail_instructions: int
     fused_bytes: int
     product_bytes: int
 
@@ -117,38 +124,55 @@ def count_traffic(tree: EpilogueTree, m: int, n: int, k: int, element: str) -> T
     product = m * n * _BYTES[element]
     matrices = (m * k + k * n) * _BYTES[element]
     in_bias = 0 if bias is None else _size(bias[1], element, spread, m, n)
-    eager = [EagerOperation("F.linear", matrices + in_bias, product, m * n)]
+    name = "torch.matmul" if tree.rounding == "eager" else "F.linear"
+    eager = [EagerOperation(name, matrices + in_bias, product, m * n)]
     held = _eager_dtypes(tree, element)
     # id(node) -> the nodes whose tensors PyTorch reads to have its value: itself, once it is in memory
     sources: dict[int, tuple[Node, ...]] = {}
+    # id(node) -> the steps that the kernel which reads the value does first, because no other has
+    pending: dict[int, dict[int, Node]] = {}
     for node in tree.nodes:
-        sources[id(node)] = (node,)
+        sources[id(node)], pending[id(node)] = (node,), {}
         if not isinstance(node, (Apply, Cast)):
             continue
         behind = tuple({id(source): source for child in node.inputs for source in sources[id(child)]}.values())
+        steps = {id(node): node} | {key: step for child in node.inputs for key, step in pending[id(child)].items()}
         if _is_free(node, held) or (isinstance(node, Apply) and node.intermediate):
-            sources[id(node)] = behind
+            sources[id(node)], pending[id(node)] = behind, steps
         elif spread[id(node)].has_dimensions and (bias is None or node is not bias[0]):  # numbers have no kernel
             read = sum(_size(source, held[id(source)], spread, m, n) for source in behind)
             written = _size(node, held[id(node)], spread, m, n)
             name = node.operation if isinstance(node, Apply) else f"to({node.dtype})"
-            eager.append(EagerOperation(name, read, written, spread[id(node)].elements(m, n)))
+            instructions = sum(map(_instructions, steps.values()))
+            eager.append(EagerOperation(name, read, written, spread[id(node)].elements(m, n), instructions))
     converted: set[tuple[int, str]] = set()
     for store in tree.outputs:
         dtype, key = str(store.dtype), (id(sources[id(store.value)][0]), str(store.dtype))
         if held[id(store.value)] != dtype and key not in converted:
             converted.add(key)
             read = _size(store.value, held[id(store.value)], spread, m, n)
-            eager.append(EagerOperation(f"to({dtype})", read, m * n * _BYTES[dtype], m * n))
+            eager.append(EagerOperation(f"to({dtype})", read, m * n * _BYTES[dtype], m * n, 1))
 
     operands = {op.name: _size(op, str(op.dtype), spread, m, n) for op in tree.operands}
     outputs = [_BYTES[str(store.dtype)] * m * n for store in tree.outputs]
     return Traffic(
         eager=tuple(eager),
         tail=_tail_bytes(tree, element, bias, product, operands) if len(eager) > 1 else 0,
+        tail_instructions=_tail_instructions(tree, bias, spread),
         fused_bytes=matrices + sum(operands.values()) + sum(outputs),
         product_bytes=product,
     )
+
+
+def _instructions(node: Node) -> int:
+    """For one element."""
+    return exact_instructions(node.operation) if isinstance(node, Apply) else int(isinstance(node, Cast))
+
+
+def _tail_instructions(tree: EpilogueTree, bias: tuple[Apply, Operand] | None, spread: Mapping[int, Spread]) -> int:
+    """What one kernel executes for an element of the result, after ``F.linear``; numbers are computed before."""
+    done = None if bias is None else bias[0]
+    return sum(_instructions(node) for node in tree.nodes if node is not done and spread[id(node)].has_dimensions)
 
 
 def _is_free(node: Apply | Cast, held: Mapping[int, str]) -> bool:
@@ -161,8 +185,11 @@ def _is_free(node: Apply | Cast, held: Mapping[int, str]) -> bool:
 def linear_bias(tree: EpilogueTree, element: str) -> tuple[Apply, Operand] | None:
     """The addition that ``F.linear`` does itself, and the operand it adds; None if the tree has none.
 
-    It is the one of a Row of the matrices' dtype to the accumulator, where nothing else uses the accumulator.
+    It is the one of a Row of the matrices' dtype to the accumulator, where nothing else uses the accumulator.  With
+    ``rounding="eager"`` the tree is ``torch.matmul`` and an addition, which round twice where ``F.linear`` rounds once.
     """
+    if tree.rounding == "eager":
+        return None
     users = [
         node
         for node in tree.nodes

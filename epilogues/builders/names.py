@@ -11,9 +11,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+import torch
+
 from .. import functions as ep
 from ..declare import Epilogue
-from ..errors import EpilogueError
+from ..errors import EpilogueError, did_you_mean
 from ..source import short
 
 _Arguments = ParamSpec("_Arguments")
@@ -46,14 +48,26 @@ def activation_function(name: str | None, **params: Any) -> Callable[[Any], Any]
         EpilogueError: for a name that is not in :data:`ACTIVATIONS`, or a parameter the activation doesn't have.
     """
     name = "identity" if name is None else name
-    function = _ACTIVATIONS.get(name)
+    function = _ACTIVATIONS.get(name) if isinstance(name, str) else None
     if function is None:
-        raise EpilogueError(f"unknown activation {name!r}; expected one of {', '.join(ACTIVATIONS)}")
+        hint = did_you_mean(name, ACTIVATIONS) if isinstance(name, str) else not_a_name(name)
+        raise EpilogueError(f"unknown activation {short(name)}; expected one of {', '.join(ACTIVATIONS)}{hint}")
     known = list(inspect.signature(function).parameters)[1:]
     unknown = [param for param in params if param not in known]
     if unknown:
         raise EpilogueError(f"activation {name} takes {', '.join(known) or 'no arguments'}, got {', '.join(unknown)}")
     return functools.partial(function, **params) if params else function
+
+
+def not_a_name(value: object) -> str:
+    """What to append to the error about a value that stands where a name or an epilogue should; "" if unknown."""
+    if isinstance(value, Epilogue):
+        return "; it is an epilogue already: call it inside a function of your own, decorated with @epilogues.epilogue"
+    if str(getattr(value, "__module__", "")).startswith(__package__) and inspect.isfunction(value):
+        return f"; call the builder: {value.__name__}(...)"
+    if isinstance(value, torch.nn.Module) or (callable(value) and not isinstance(value, type)):
+        return "; write what to compute as a function decorated with @epilogues.epilogue, which may call it"
+    return ""
 
 
 def named(prefix: str, name: str | None) -> str:
@@ -66,13 +80,19 @@ def builder(function: Callable[_Arguments, Epilogue]) -> Callable[_Arguments, Ep
 
     Raises:
         EpilogueError: (the builder) for arguments that cannot be hashed, such as lists.
+        TypeError: (the builder) for arguments that it does not take.
     """
     made = functools.cache(function)
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def build(*args: _Arguments.args, **keywords: _Arguments.kwargs) -> Epilogue:
-        call = signature.bind(*args, **keywords)
+        try:
+            call = signature.bind(*args, **keywords)
+        except TypeError as error:  # which does not say whose arguments they are
+            parameters = signature.parameters.values()
+            takes = ", ".join("**" * (each.kind is each.VAR_KEYWORD) + each.name for each in parameters)
+            raise TypeError(f"{function.__name__}: {error}; it takes {takes or 'no arguments'}") from None
         call.apply_defaults()
         for value in (*call.args, *call.kwargs.values()):
             try:

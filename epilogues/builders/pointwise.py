@@ -21,7 +21,7 @@ from ..signature import Aux, Row, Scalar
 from ..source import short
 from ..symbol import Symbol
 from ..tree import Cast, Store
-from .names import activation_function, builder, named
+from .names import ACTIVATIONS, activation_function, builder, named, not_a_name
 
 
 @builder
@@ -106,8 +106,23 @@ def logit_scaling() -> Epilogue:
 
 
 def cast(dtype: torch.dtype | str, epilogue: Epilogue | None = None) -> Epilogue:
-    """The same epilogue (acc itself if none is given), D rounded to and stored as ``dtype``."""
-    return _cast(dtype_name(dtype), identity() if epilogue is None else epilogue)
+    """The same epilogue (acc itself if none is given), D rounded to and stored as ``dtype``.
+
+    Raises:
+        DtypeError: for dtypes other than float32, float16 and bfloat16.
+        EpilogueError: if ``epilogue`` is none.
+    """
+    if epilogue is None:
+        epilogue = identity()
+    if not isinstance(epilogue, Epilogue):
+        if isinstance(epilogue, str):
+            name = epilogue if epilogue in ACTIVATIONS else "gelu"
+            hint = f"; for an activation, write cast({short(dtype)}, builders.activation({name!r}))"
+        else:
+            hint = not_a_name(epilogue)
+        given = f"{type(epilogue).__name__} {short(epilogue)}"
+        raise EpilogueError(f"cast: expected an Epilogue, or None for the product itself, got {given}{hint}")
+    return _cast(dtype_name(dtype), epilogue)
 
 
 @functools.cache

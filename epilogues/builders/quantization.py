@@ -21,7 +21,8 @@ import torch
 
 from .. import functions as ep
 from ..declare import Epilogue
-from ..errors import DtypeError
+from ..errors import DtypeError, did_you_mean
+from ..functions.apply import one_function
 from ..signature import Column, Row, Scalar
 from ..source import short
 from ..symbol import Symbol
@@ -50,15 +51,24 @@ class QuantizedRange:
         """The value nearest to each x, which is within the range; of two the even one."""
         if self.digits is None:
             return ep.round(x)
-        # The exponent may come out one too small or too large next to a power of two, where log2 is not exact:
-        # the power itself is a multiple of either step, and what lies beside it rounds to it with either.
-        exponent = ep.floor(ep.log2(ep.clamp(ep.abs(x), min=2.0**self.exponent)))
-        step = ep.exp2(exponent - self.digits)
-        return ep.round(x / step) * step
+        return _round_to_digits(x, self.digits, self.exponent)
 
     def clamp(self, x: Any) -> Any:
         """The value of the range that is nearest to each x; NaN stays NaN."""
         return ep.clamp(x, self.low, self.high)
+
+
+@one_function
+def _round_to_digits(x: Any, digits: int, smallest: int) -> Any:
+    """The floating value nearest to x, with so many binary digits and exponents from the smallest on.
+
+    One function, as PyTorch's conversion to the quantised dtype is.
+    """
+    # The exponent may come out one too small or too large next to a power of two, where log2 is not exact:
+    # the power itself is a multiple of either step, and what lies beside it rounds to it with either.
+    exponent = ep.floor(ep.log2(ep.clamp(ep.abs(x), min=2.0**smallest)))
+    step = ep.exp2(exponent - digits)
+    return ep.round(x / step) * step
 
 
 #: name -> range; the names are those of PyTorch's dtypes where it has one.
@@ -85,7 +95,8 @@ def quantized_range(dtype: torch.dtype | str | QuantizedRange) -> QuantizedRange
         return dtype
     found = QUANTIZED.get(str(dtype).removeprefix("torch.")) if isinstance(dtype, torch.dtype | str) else None
     if found is None:
-        raise DtypeError(f"quantize: expected one of {', '.join(QUANTIZED)}, got {short(dtype)}")
+        meant = did_you_mean(dtype, QUANTIZED)
+        raise DtypeError(f"quantize: expected one of {', '.join(QUANTIZED)}, got {short(dtype)}{meant}")
     return found
 
 

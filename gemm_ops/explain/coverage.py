@@ -12,6 +12,9 @@ PyTorch reaches cuBLASLt's epilogues by three calls, each with a single output o
 ``torch.addmm(matrix, x, weight.T)``           ``acc + matrix[m, n]``
 =============================================  ==================================
 
+They round once, so they do not compute a tree that rounds where eager PyTorch does, but for what leaves no second
+rounding: ``rounding="eager"`` has ``F.linear(x, weight)``, ``rounding="eager_linear"`` its bias and relu too.
+
 ``torch.compile`` puts the whole elementwise tail into one Triton kernel after the GEMM.  With
 ``mode="max-autotune"`` it may put it into a Triton GEMM, where that beats cuBLAS and a second kernel.
 """
@@ -56,7 +59,7 @@ class Coverage:
         if not self.remaining:
             return "has nothing left to fuse"
         return (
-            "makes one Triton kernel of what follows F.linear, which reads the product from memory again: "
+            "makes one Triton kernel of what follows the GEMM, which reads the product from memory again: "
             f'{in_bytes(self.compiled_extra)} more than one fused kernel. With mode="max-autotune" it may put all of '
             "it into a Triton GEMM, where that wins its timing"
         )
@@ -71,6 +74,7 @@ def cover(tree: EpilogueTree, element: str, traffic: Traffic) -> Coverage:
         return Coverage(True, call, after if call.startswith("torch._") else (), extra)
     bias = linear_bias(tree, element)
     beginning = "F.linear(x, weight)" if bias is None else f"F.linear(x, weight, {bias[1].name})"
+    beginning = "torch.matmul(x, weight.t())" if tree.rounding == "eager" else beginning
     return Coverage(False, beginning, after, extra)
 
 
@@ -80,12 +84,14 @@ def _single_call(tree: EpilogueTree, element: str) -> str | None:
     value = tree.outputs[0].value
     if isinstance(value, Accumulator):
         return "F.linear(x, weight)"
-    if not isinstance(value, Apply):
+    if not isinstance(value, Apply) or tree.rounding == "eager":
         return None
     if added := _added(value, Kind.ROW, element):
         return f"F.linear(x, weight, {added})"
-    if added := _added(value, Kind.AUX, element):
+    if tree.rounding == "once" and (added := _added(value, Kind.AUX, element)):
         return f"torch.addmm({added}, x, weight.T)"
+    if tree.rounding != "once" and value.operation != "relu":
+        return None
     if value.operation in _ACTIVATIONS and (added := _added(value.operands[0], Kind.ROW, element)):
         return f"torch._addmm_activation({added}, x, weight.T{_ACTIVATIONS[value.operation]})"
     return None

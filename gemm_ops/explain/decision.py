@@ -22,7 +22,7 @@ from epilogues.analysis import Traffic
 
 from .coverage import Coverage
 from .devices import Device
-from .estimate import KERNEL_SECONDS, Times, fits_l2, host_seconds, largest_elementwise
+from .estimate import KERNEL_SECONDS, L2_SPEEDUP, Times, fits_l2, host_seconds, uses_older_instructions
 from .kernel import KernelChoice
 from .registers import RegisterUse
 from .units import count, in_bytes, in_mebibytes, in_share, in_time
@@ -127,12 +127,7 @@ def _reasons(facts: Facts) -> list[str]:
         f"runs {count(kernels, 'kernel')} after the GEMM, {which} whole matrices (the product has "
         f"{in_bytes(traffic.product_bytes)})."
     ]
-    bound = "arithmetic" if times.gemm.bound == "compute" else "memory traffic"
-    reasons.append(
-        f"The GEMM is limited by {bound} and takes about {in_time(times.gemm_expected)} either way; eager PyTorch's "
-        f"elementwise kernels add {in_time(times.eager.expected - times.gemm_expected)} to it, fused arithmetic about "
-        f"{in_time(max(times.fused.expected - times.gemm_expected, 0.0))}."
-    )
+    reasons.append(_gemm_reason(facts))
     if _waits_for_host(facts):
         eager_host, fused_host = host_seconds(traffic)
         reasons.append(
@@ -140,20 +135,45 @@ def _reasons(facts: Facts) -> list[str]:
             "PyTorch: launched one by one, fused calls are no faster, as the GPU waits. In a CUDA graph, or where the "
             "GPU is behind anyway, the GPU's time counts."
         )
-    largest = largest_elementwise(traffic)
-    if largest is not None and fits_l2(largest.bytes, device):
-        reasons.append(
-            f"What they read and write fits in the L2 cache ({in_mebibytes(device.l2)}), so there is little memory "
-            f"traffic to save: most of the gain is that of fewer kernels, about {in_time(KERNEL_SECONDS)} each."
-        )
+    if all(fits_l2(kernel.bytes, device) for kernel in traffic.elementwise):
+        launches = kernels * KERNEL_SECONDS
+        gain = times.eager.expected - times.fused.expected
+        where = f"What each of them reads and writes fits in the L2 cache ({in_mebibytes(device.l2)})"
+        if launches >= gain / 2:
+            each = f"about {in_time(KERNEL_SECONDS)}" + (" each" if kernels > 1 else "")
+            reasons.append(f"{where}, so there is little memory traffic to save: fewer kernels are, {each}.")
+        else:
+            reasons.append(f"{where}, which is taken to be {L2_SPEEDUP:g} times as fast as memory.")
     if facts.coverage.complete:
         reasons.append(f"PyTorch alone can fuse this one, by cuBLASLt: {facts.coverage.cublaslt}.")
     elif kernels > 1:
-        share = in_share(times.saved_share_compiled)
-        reasons.append(f"Against torch.compile, which makes one kernel of the {kernels}, about {share} less GPU time.")
+        share = times.saved_share_compiled
+        change = f"{in_share(abs(share))} {'less' if share >= 0 else 'MORE'} GPU time"
+        reasons.append(
+            f"Against torch.compile, which makes one kernel of the {kernels}, {change} "
+            f"({in_time(times.compiled.expected)} -> {in_time(times.fused.expected)})."
+        )
     if facts.registers is not None and facts.registers.warns:
         reasons.append(
             f"Warning: about {facts.registers.needed} registers a thread are needed and there are "
             f"{facts.registers.budget}; values will spill to memory, which may cost more than fusing saves."
         )
     return reasons
+
+
+def _gemm_reason(facts: Facts) -> str:
+    """What the GEMM takes, and what is added to it unfused and fused."""
+    times = facts.times
+    bound = "arithmetic" if times.gemm.bound == "compute" else "memory traffic"
+    fused_gemm = times.fused.expected - times.fused_arithmetic
+    eager = f"eager PyTorch's elementwise kernels add {in_time(times.eager.expected - times.gemm_expected)} to it"
+    fused = f"the fused kernel {in_time(times.fused_arithmetic)} of arithmetic"
+    spec = facts.kernel.spec
+    if spec is not None and uses_older_instructions(spec.config.family, facts.device):
+        slower = f"{in_time(fused_gemm)} in an {spec.config.family} kernel, whose mma.sync is slower"
+        return f"The GEMM takes about {in_time(times.gemm_expected)} in PyTorch and {slower}; {eager}, {fused}."
+    if (traffic := fused_gemm - times.gemm_expected) > 0.01 * times.fused.expected:
+        fused += f" and {in_time(traffic)} for the bytes of the epilogue"
+    return (
+        f"The GEMM is limited by {bound} and takes about {in_time(times.gemm_expected)} either way; {eager}, {fused}."
+    )

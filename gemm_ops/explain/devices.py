@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from epilogues import EpilogueError
+from epilogues.errors import did_you_mean
 
 #: what is assumed where no device is named and none is there
 DEFAULT = "h200"
@@ -95,12 +96,15 @@ _DRIVER_NAMES = (
 def find_device(name: str) -> Device:
     """The figures of a device by its name in :data:`DEVICES`, or of a CUDA device ("cuda", "cuda:1").
 
+    Capitals do as well.
+
     Raises:
         EpilogueError: if there is no such device.
     """
+    given, name = name, name.strip().lower()
     if name in DEVICES:
         return DEVICES[name]
-    if re.fullmatch(r"cuda(:[0-9]+)?", name):
+    if re.fullmatch(r"cuda(:[0-9]{1,9})?", name):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:
             raise EpilogueError(f"device {name!r}: torch {torch.__version__} finds no CUDA device here; {_choices()}")
@@ -108,7 +112,8 @@ def find_device(name: str) -> Device:
         if index >= count:
             raise EpilogueError(f"device {name!r}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
         return _present(index)
-    raise EpilogueError(f"unknown device {name!r}: {_choices()}, or cuda, cuda:INDEX")
+    meant = did_you_mean(given, DEVICES)
+    raise EpilogueError(f"unknown device {given!r}: {_choices()}, or cuda, cuda:INDEX{meant}")
 
 
 def _choices() -> str:

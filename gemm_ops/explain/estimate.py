@@ -1,6 +1,6 @@
 """How long a computation takes: the roofline, and what to expect of real kernels.
 
-    >>> times = estimate_times(traffic, m, n, k, "bf16", find_device("h200"))
+    >>> times = estimate_times(traffic, m, n, k, "bf16", find_device("h200"), instructions=20, family="sm90")
     >>> times.fused.limit, times.fused.expected                    # seconds
     (0.000138..., 0.000194...)
 
@@ -11,14 +11,19 @@ shares are assumed.  It is good for a decision, not for a benchmark: the compari
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epilogues.analysis import EagerOperation, Roofline, Traffic, place_on_roofline
+from epilogues.analysis import Cost, Roofline, Traffic, place_on_roofline
+from epilogues.tree import Apply, Cast, EpilogueTree
 
+from ..lowering.stages import split_stages
 from .devices import Device
 
 #: Share of the peak that large GEMMs reach: 186 us for 4096x4096x4096 in bfloat16, where the peak would allow 139.
 ATTAINED_PEAK = 0.75
+#: Share of the peak of wgmma, which cuBLAS uses, that mma.sync of an SM80 kernel reaches on compute capability 9.
+MMA_SYNC_SHARE = 0.6
 #: Share of the bandwidth that a kernel reaches: 4.3 TB/s measured of 4.8.
 ATTAINED_BANDWIDTH = 0.9
 #: What a GEMM takes on top, filling and draining its pipeline: 12 us for 777x1544x1032, whose arithmetic takes 3.
@@ -49,6 +54,7 @@ class Times:
 
     Attributes:
         gemm_expected: seconds of the eager computation's GEMM alone.
+        fused_arithmetic: seconds of the fused kernel's elementwise arithmetic.
     """
 
     eager: Time
@@ -57,19 +63,22 @@ class Times:
     gemm: Roofline
     fused_roofline: Roofline
     gemm_expected: float
+    fused_arithmetic: float
 
     @property
     def saved_share(self) -> float:
         """Expected saving over eager PyTorch, as a share of its time; never negative."""
-        return _share(self.eager.expected, self.fused.expected)
+        return max(0.0, _share(self.eager.expected, self.fused.expected))
 
     @property
     def saved_share_compiled(self) -> float:
-        """The same over ``torch.compile``."""
+        """The same over ``torch.compile``; negative where that is expected to be faster."""
         return _share(self.compiled.expected, self.fused.expected)
 
 
-def estimate_times(traffic: Traffic, m: int, n: int, k: int, element: str, device: Device, instructions: int) -> Times:
+def estimate_times(
+    traffic: Traffic, m: int, n: int, k: int, element: str, device: Device, *, instructions: int, family: str
+) -> Times:
     """The times of a problem on a device; see the module's first page.
 
     Args:
@@ -78,42 +87,64 @@ def estimate_times(traffic: Traffic, m: int, n: int, k: int, element: str, devic
         element: short dtype name of the matrices.
         device: whose figures to use.
         instructions: that the fused kernel executes for one element besides the product.
+        family: of the fused kernel.
     """
     operations = 2.0 * m * n * k
     peak = device.peak(element)
 
-    def gemm(bytes: int) -> tuple[Roofline, Time]:
+    def gemm(bytes: int, share: float = 1.0) -> tuple[Roofline, Time]:
         place = place_on_roofline(operations=operations, bytes=bytes, peak=peak, bandwidth=device.bandwidth)
         if not operations and not bytes:
             return place, Time(0.0, 0.0)
         busy = max(
-            operations / (ATTAINED_PEAK * peak),
+            operations / (ATTAINED_PEAK * share * peak),
             bytes / (ATTAINED_BANDWIDTH * device.bandwidth),
         )
         return place, Time(place.seconds, GEMM_SECONDS + busy)
 
     gemm_place, gemm_time = gemm(traffic.gemm.bytes)
-    fused_place, fused_time = gemm(traffic.fused_bytes)
-    fused_time = Time(fused_time.limit, fused_time.expected + epilogue_seconds(instructions, m, n, device))
-    eager = [_elementwise(operation.bytes, device) for operation in traffic.elementwise]
-    tail = [_elementwise(traffic.tail, device)] if traffic.elementwise else []
+    older = uses_older_instructions(family, device)
+    fused_place, fused_time = gemm(traffic.fused_bytes, MMA_SYNC_SHARE if older else 1.0)
+    arithmetic = arithmetic_seconds(instructions * m * n, device)
+    eager = [
+        _elementwise(kernel.bytes, kernel.instructions * kernel.elements, device) for kernel in traffic.elementwise
+    ]
+    tail = [_elementwise(traffic.tail, traffic.tail_instructions * m * n, device)] if traffic.elementwise else []
     return Times(
         eager=_sum([gemm_time, *eager]),
         compiled=_sum([gemm_time, *tail]),
-        fused=fused_time,
+        fused=Time(fused_time.limit, fused_time.expected + arithmetic),
         gemm=gemm_place,
         fused_roofline=fused_place,
         gemm_expected=gemm_time.expected,
+        fused_arithmetic=arithmetic,
     )
 
 
-def epilogue_seconds(instructions: int, m: int, n: int, device: Device) -> float:
-    """What the fused kernel's elementwise arithmetic takes.
+def uses_older_instructions(family: str, device: Device) -> bool:
+    """Whether a family's kernels do not use the matrix instructions that a device's peak rate is of."""
+    return family == "sm80" and device.capability[0] in (9, 10)
 
-    Nothing is supposed to hide it: 6.5 us for tanh-gelu on 4096 x 4096, where 6 were measured.  A device executes half
+
+def instructions_of(tree: EpilogueTree, cost: Cost) -> int:
+    """What a fused kernel of a resolved tree executes for one element of all outputs, a cast being one.
+
+    What outputs share is counted as often as it is computed: see :mod:`gemm_ops.lowering.stages`.
+    """
+    total = 0
+    for stage in split_stages(tree):
+        total += sum(cost(node.operation) for node in stage.body if isinstance(node, Apply))
+        total += sum(isinstance(node, Cast) for node in stage.body)
+    return total
+
+
+def arithmetic_seconds(instructions: int, device: Device) -> float:
+    """What so many instructions take if nothing hides them.
+
+    Nothing does in a fused kernel: 6.5 us for tanh-gelu on 4096 x 4096, where 6 were measured.  A device executes half
     as many instructions as float32 operations, as it counts a multiply-add as two.
     """
-    return instructions * m * n / (device.peak32 / 2)
+    return instructions / (device.peak32 / 2)
 
 
 def host_seconds(traffic: Traffic) -> tuple[float, float]:
@@ -126,21 +157,18 @@ def fits_l2(bytes: int, device: Device) -> bool:
     return bytes <= device.l2
 
 
-def largest_elementwise(traffic: Traffic) -> EagerOperation | None:
-    """The eager kernel after the GEMM that moves most; None if there is none."""
-    return max(traffic.elementwise, key=lambda operation: operation.bytes, default=None)
-
-
-def _elementwise(bytes: int, device: Device) -> Time:
+def _elementwise(bytes: int, instructions: int, device: Device) -> Time:
+    """A kernel that loads, computes and stores at once: the slower of the two decides."""
     if not bytes:
         return Time(0.0, 0.0)
     speed = device.bandwidth * ATTAINED_BANDWIDTH * (L2_SPEEDUP if fits_l2(bytes, device) else 1.0)
-    return Time(bytes / device.bandwidth, KERNEL_SECONDS + bytes / speed)
+    busy = max(bytes / speed, arithmetic_seconds(instructions, device))
+    return Time(bytes / device.bandwidth, KERNEL_SECONDS + busy)
 
 
-def _sum(times: list[Time]) -> Time:
+def _sum(times: Sequence[Time]) -> Time:
     return Time(sum(time.limit for time in times), sum(time.expected for time in times))
 
 
 def _share(slower: float, faster: float) -> float:
-    return max(0.0, 1 - faster / slower) if slower else 0.0
+    return 1 - faster / slower if slower else 0.0

@@ -30,6 +30,9 @@ The form, version 1.  Times are seconds, rates per second, sizes bytes, shares f
     source                    text of the kernel's C++; "" where source_note says why there is none
     source_note               ""
 
+Where an extent is 0 (choice "empty") kernel is null, and traffic and times are what the formulas give for such extents:
+no fused kernel runs, whatever "fused" says.  Where M or N is 0, all bytes and seconds are 0.
+
 Keys may be added within a version; what is there keeps its meaning.
 """
 

@@ -35,11 +35,13 @@ class KernelChoice:
         spec: the kernel; None if no family takes the call.
         refusal: why none does, in words; "" if one does.
         library: where it is built already; None if it is not.
+        passed_over: why the families that the device would rather use do not take the call, in words; "".
     """
 
     spec: KernelSpec | None
     refusal: str
     library: Path | None = None
+    passed_over: str = ""
 
     @property
     def config(self) -> KernelConfig | None:
@@ -56,7 +58,8 @@ def choose_kernel(call: Call, device: Device) -> KernelChoice:
     selection = select_kernel(call.tree, call.problem, facts, call.output_layouts, target=target)
     if selection.spec is None:
         return KernelChoice(None, _in_users_names(selection.reason, call.epilogue.outputs))
-    return KernelChoice(selection.spec, "", find_library(selection.spec))
+    passed_over = _in_users_names(selection.reason, call.epilogue.outputs)
+    return KernelChoice(selection.spec, "", find_library(selection.spec), passed_over)
 
 
 def _in_users_names(reason: str, outputs: tuple[str, ...]) -> str:

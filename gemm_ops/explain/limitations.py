@@ -1,6 +1,6 @@
 """What a fused kernel of a tree does not do today, for one problem.
 
-    >>> for line in limitations(tree, kernel):
+    >>> for line in limitations(tree, kernel, device):
     ...     print("-", line)
 
 These are the package's own limits as they are now.  What ends here has to end in the code that it names.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from pathlib import Path
 
 from epilogues.operations import OPERATIONS
@@ -17,12 +18,14 @@ from epilogues.tree import Apply, Cast, EpilogueTree
 
 from ..lowering.functors import variant_of
 from ..lowering.stages import split_stages
+from .devices import Device
+from .estimate import uses_older_instructions
 from .kernel import KernelChoice
 from .units import count
 
 
-def limitations(tree: EpilogueTree, kernel: KernelChoice) -> tuple[str, ...]:
-    """The limitations of a resolved tree and the kernel chosen for it, a sentence or two each."""
+def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tuple[str, ...]:
+    """The limitations of a resolved tree and the kernel chosen for it on a device, a sentence or two each."""
     found = [
         "Forward only: a call with an argument that requires grad is computed, and differentiated, unfused.",
         "Inside torch.compile a call breaks the graph.",
@@ -30,6 +33,15 @@ def limitations(tree: EpilogueTree, kernel: KernelChoice) -> tuple[str, ...]:
     ]
     if kernel.spec is None:
         return (f"No kernel takes this problem: {kernel.refusal}.", *found)
+    if uses_older_instructions(kernel.spec.config.family, device):
+        why = kernel.passed_over or "no other family runs on this device"
+        known = "the share of the peak that these reach was measured on an H200" + (
+            "" if device.capability[0] == 9 else " and is a guess for this device"
+        )
+        found.append(
+            f"The kernel is of the sm80 family ({why}): it multiplies with mma.sync, which is slower than what cuBLAS "
+            f"uses on this device ({known})."
+        )
     if kernel.library is None:
         seconds = "about a minute" if kernel.spec.config.family == "sm90" else "about half a minute"
         found.append(f"The first call builds the kernel with nvcc, which takes {seconds}; it is kept on disk.")
@@ -44,12 +56,12 @@ def limitations(tree: EpilogueTree, kernel: KernelChoice) -> tuple[str, ...]:
         )
     if variant_of(tree) == "fast" and (approximate := approximated(tree)):
         found.append(f"Approximated, to well below the rounding of the 16-bit output: {', '.join(approximate)}.")
-    repeated = repeated_operations(tree)
-    if repeated:
-        found.append(
-            f"{count(repeated, 'operation')} that the main output shares with another one are computed twice: nothing "
-            "can read the main output within a kernel."
-        )
+    if repeated := repeated_operations(tree):
+        which = f"{count(len(repeated), 'operation')} that the main output shares with others"
+        verb = "is" if len(repeated) == 1 else "are"
+        most = max(repeated.values())
+        often = "twice" if most == 2 else f"up to {most} times"
+        found.append(f"{which} {verb} computed {often}: nothing can read the main output within a kernel.")
     return tuple(found)
 
 
@@ -67,8 +79,7 @@ def _fast_functors() -> frozenset[str]:
     return frozenset(re.findall(r"EP_DEVICE float (\w+)\(", body))
 
 
-def repeated_operations(tree: EpilogueTree) -> int:
-    """How many operations the functions of several outputs compute more than once."""
-    bodies = [[id(node) for node in stage.body if isinstance(node, (Apply, Cast))] for stage in split_stages(tree)]
-    every = [node for body in bodies for node in body]
-    return len(every) - len(set(every))
+def repeated_operations(tree: EpilogueTree) -> dict[int, int]:
+    """id(node) -> how often it is computed, of the operations that the functions of several outputs compute."""
+    times = Counter(id(node) for stage in split_stages(tree) for node in stage.body if isinstance(node, (Apply, Cast)))
+    return {node: often for node, often in times.items() if often > 1}

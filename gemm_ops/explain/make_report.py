@@ -16,17 +16,20 @@ import torch
 
 from epilogues import Epilogue, EpilogueError, Kind, analysis
 from epilogues.dtypes import dtype_name, torch_dtype
+from epilogues.errors import DtypeError, did_you_mean
 from epilogues.passes.compute_dtype import write_out_compute_dtype
 from epilogues.passes.eager_rounding import write_out_compositions
+from epilogues.source import short
 from epilogues.tree import EpilogueTree, Node, Operand
 
 from ..dispatch import Call, bind_call
+from ..kernels.families import families_for
 from ..lowering.functors import variant_of
 from ..problem import ACCESS_BYTES
 from .coverage import cover
 from .decision import Facts, decide_fusion
 from .devices import DEFAULT, DEVICES, Device, find_device, measure_bandwidth, present_device
-from .estimate import estimate_times
+from .estimate import estimate_times, instructions_of
 from .kernel import built_resources, choose_kernel
 from .limitations import limitations
 from .registers import estimate_registers
@@ -67,14 +70,19 @@ def explain(
     Raises:
         EpilogueError: (or a subclass) for extents, dtypes, operands or a device that make no sense.
     """
+    if not isinstance(epilogue, Epilogue):
+        given = f"{type(epilogue).__name__} {short(epilogue)}"
+        raise EpilogueError(f"explain: expected an Epilogue, got {given}; epilogues.builders has ready-made ones")
     for name, extent in (("m", m), ("n", n), ("k", k)):
         if isinstance(extent, bool) or not isinstance(extent, int) or not 0 <= extent <= _MOST:
-            raise EpilogueError(f"{name}: expected a whole number from 0 to 2^31 - 1, got {extent!r}")
+            raise EpilogueError(f"{name}: expected a whole number from 0 to 2^31 - 1, got {short(extent)}")
     if max(m * n, m * k, n * k) * 4 >= 2**63:
         raise EpilogueError(f"a problem of {m} x {n} x {k} has matrices of more than 2^63 bytes, which no memory holds")
+    if cost is not None and not callable(cost):
+        raise EpilogueError(f"cost: expected a function from an operation's name to instructions, got {short(cost)}")
     element = dtype_name(dtype)
     figures, note = _device(device, measure)
-    facts = _operand_facts(epilogue, element, operand_dtypes or {})
+    facts = _operand_facts(epilogue, element, {} if operand_dtypes is None else operand_dtypes)
     declared = _with_dtypes(epilogue.tree, facts, element)
     call = _bind(epilogue, m, n, k, element, facts)
     resolved = epilogue.tree.resolve(facts, element, {op.name: "number" for op in _scalars(epilogue.tree)})
@@ -82,9 +90,12 @@ def explain(
     traffic = analysis.count_traffic(write_out_compositions(declared), m, n, k, element)
     if cost is None:
         cost = analysis.fast_instructions if variant_of(resolved) == "fast" else analysis.exact_instructions
-    instructions = analysis.instructions_per_element(resolved, cost)
-    times = estimate_times(traffic, m, n, k, element, figures, instructions)
+    instructions = instructions_of(resolved, cost)
     kernel = choose_kernel(call, figures)
+    families = [kernel.config.family] if kernel.config else families_for(figures.capability)
+    times = estimate_times(
+        traffic, m, n, k, element, figures, instructions=instructions, family=next(iter(families), "sm80")
+    )
     registers = None if kernel.config is None else estimate_registers(resolved, kernel.config)
     coverage = cover(declared, element, traffic)
     padded = "" if kernel.spec is not None else _padded(epilogue, m, n, k, element, facts, figures)
@@ -106,8 +117,8 @@ def explain(
         registers=registers,
         built=built_resources(kernel.library),
         coverage=coverage,
-        limitations=limitations(resolved, kernel),
-        script=comparison_script(epilogue, declared, (m, n, k), element, origin=origin),
+        limitations=limitations(resolved, kernel, figures),
+        script=comparison_script(epilogue, declared, resolved, (m, n, k), element, origin=origin),
         tree=epilogue.tree,
         resolved=resolved,
     )
@@ -117,15 +128,19 @@ def _device(device: Device | str | torch.device | None, measure: bool) -> tuple[
     """The figures to use, and what to know of that choice."""
     if isinstance(device, Device):
         found, note = device, ""
-    elif device is not None:
+    elif isinstance(device, str | torch.device):
         found, note = find_device(str(device)), ""
+    elif device is not None:
+        hint = f"; a CUDA device is named 'cuda:{device}'" if type(device) is int and 0 <= device < 1024 else ""
+        given = f"{type(device).__name__} {short(device)}"
+        raise EpilogueError(f"device: expected a name such as 'h200', a torch.device or a Device, got {given}{hint}")
     elif (present := present_device()) is not None:
         found, note = present, ""
     else:
         found = DEVICES[DEFAULT]
         note = "assumed, as no device is named and no CUDA device is here"
     if measure:
-        where = "cuda" if device is None else str(device)
+        where = "cuda" if device is None else str(device).strip().lower()
         if isinstance(device, Device) or where in DEVICES:
             raise EpilogueError(f"bandwidth is measured on a CUDA device, not on the figures of the {found.name}")
         published = in_rate(found.bandwidth, "B/s")
@@ -142,10 +157,16 @@ def _operand_facts(
     epilogue: Epilogue, element: str, given: Mapping[str, torch.dtype | str]
 ) -> dict[str, tuple[Kind, str]]:
     """Name -> kind and short dtype name of every operand."""
-    unknown = [name for name in given if name not in epilogue.operands]
+    if not isinstance(given, Mapping):
+        example = f"such as {{{next(iter(epilogue.operands), 'bias')!r}: torch.float32}}"
+        what = f"{type(given).__name__} {short(given)}"
+        raise EpilogueError(f"operand_dtypes: expected a mapping of operand name to dtype, {example}, got {what}")
+    unknown = [name for name in given if not isinstance(name, str) or name not in epilogue.operands]
     if unknown:
+        names = ", ".join(name if isinstance(name, str) else short(name) for name in unknown)
         known = ", ".join(epilogue.operands) or "none"
-        raise EpilogueError(f"operand_dtypes: unknown operand {', '.join(unknown)}; the epilogue has {known}")
+        meant = did_you_mean(unknown[0], epilogue.operands)
+        raise EpilogueError(f"operand_dtypes: unknown operand {names}; the epilogue has {known}{meant}")
     facts: dict[str, tuple[Kind, str]] = {}
     for operand in epilogue.tree.operands:
         if operand.kind is Kind.AUTO:
@@ -154,7 +175,10 @@ def _operand_facts(
                 "or Aux, as a report has no tensor to tell it from"
             )
         default = operand.dtype or ("f32" if operand.kind is Kind.SCALAR else element)
-        dtype = dtype_name(given.get(operand.name, default))
+        try:
+            dtype = dtype_name(given.get(operand.name, default))
+        except DtypeError as error:
+            raise DtypeError(f"operand_dtypes: operand {operand.name}: {error}") from None
         if operand.dtype is not None and dtype != operand.dtype:
             raise EpilogueError(
                 f"operand_dtypes: operand {operand.name} is {dtype}, and the epilogue fixes it to {operand.dtype}"

@@ -18,26 +18,37 @@ from .text import (
     dtype_rows,
     eager_note,
     eager_rows,
+    has_output,
+    in_one_line,
     kernel_words,
     time_rows,
     title,
 )
 
+#: what Markdown, or GitHub's, gives a meaning in the middle of a line; the backslash, which takes it away, first
+_MARKS = "\\|*_<>`#[]~$&"
+
 
 def to_markdown(report: Report) -> str:
     """The whole report, source and script included."""
-    source = _code(report.source, "cpp") if report.source else f"None: {report.source_note}"
+    source = _code(report.source, "cpp") if report.source else f"None: {_escape(report.source_note)}."
+    timed = ", and times them on a GPU" if report.k and has_output(report) else ""
     parts = [
         f"## {_escape(title(report))}",
         f"**{_escape(report.decision.headline)}**",
         _list(report.decision.reasons),
-        f"*Device:* {_escape(device_words(report))}",
-        "### Bytes and time",
-        _table(time_rows(report)),
-        _escape(TIME_NOTE),
-        "### Kernels of eager PyTorch",
-        _table(eager_rows(report)),
-        _escape(eager_note(report)),
+    ]
+    if has_output(report):
+        parts += [
+            f"*Device:* {_escape(device_words(report))}",
+            "### Bytes and time",
+            _table(time_rows(report)),
+            _escape(TIME_NOTE),
+            "### Kernels of eager PyTorch",
+            _table(eager_rows(report)),
+            _escape(eager_note(report)),
+        ]
+    parts += [
         "### Fused kernel",
         _list(kernel_words(report)),
         "### Dtypes",
@@ -49,7 +60,7 @@ def to_markdown(report: Report) -> str:
         "### Limitations",
         _list(report.limitations),
         "### Comparison with eager PyTorch",
-        _folded("Script: checks both against float64, and times them on a GPU", _code(report.script, "python")),
+        _folded(f"Script: checks both against float64{timed}", _code(report.script, "python")),
         "### Source of the kernel",
         _folded("C++", source),
     ]
@@ -67,7 +78,10 @@ def _table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _code(text: str, language: str) -> str:
-    return f"```{language}\n{text.rstrip()}\n```"
+    fence = "```"
+    while fence in text:  # such as in the name of the epilogue, which the script has
+        fence += "`"
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def _folded(summary: str, text: str) -> str:
@@ -75,6 +89,7 @@ def _folded(summary: str, text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    for mark in "\\|*_<>`":
+    text = in_one_line(text)
+    for mark in _MARKS:
         text = text.replace(mark, f"\\{mark}")
     return text

@@ -10,7 +10,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from .estimate import epilogue_seconds
 from .report import Report
 from .units import count, in_bytes, in_mebibytes, in_number, in_rate, in_share, in_time
 
@@ -22,16 +21,19 @@ _INDENT = "  "
 
 def to_text(report: Report) -> str:
     """The whole report; the source and the script are only named, they are long."""
-    parts = [
-        [title(report), report.decision.headline, *_bullets(report.decision.reasons)],
-        ["Device", *_wrapped(device_words(report))],
-        ["Bytes and time", *_columns(time_rows(report)), *_wrapped(TIME_NOTE)],
-        ["Kernels of eager PyTorch", *_columns(eager_rows(report)), *_wrapped(eager_note(report))],
+    parts = [[title(report), report.decision.headline, *_bullets(report.decision.reasons)]]
+    if has_output(report):
+        parts += [
+            ["Device", *_wrapped(device_words(report))],
+            ["Bytes and time", *_columns(time_rows(report)), *_wrapped(TIME_NOTE)],
+            ["Kernels of eager PyTorch", *_columns(eager_rows(report)), *_wrapped(eager_note(report))],
+        ]
+    parts += [
         ["Fused kernel", *(line for words in kernel_words(report) for line in _wrapped(words))],
         ["Dtypes: " + DTYPE_NOTE, *_columns(dtype_rows(report)[1:])],
         ["Who fuses it already", *_bullets(coverage_words(report))],
         ["Limitations", *_bullets(report.limitations)],
-        ["More: report.script compares and times, report.source is the C++, report.to_markdown() has both"],
+        [more_words(report)],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts)
 
@@ -45,11 +47,32 @@ TIME_NOTE = (
 DTYPE_NOTE = "computed in f32; rounded where it says so, nowhere else"
 
 
+def has_output(report: Report) -> bool:
+    """Whether the result has elements: where it has none no kernel runs, and there is nothing to count."""
+    return 0 not in (report.m, report.n)
+
+
+def in_one_line(text: str) -> str:
+    """The text without line breaks or other characters that are not printed: the user's names may hold anything."""
+    return "".join(
+        mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in " ".join(text.split())
+    )
+
+
 def title(report: Report) -> str:
     """Epilogue, problem and device in one line."""
     assumed = " (assumed)" if report.device_note.startswith("assumed") else ""
     problem = f"M x N x K = {report.m} x {report.n} x {report.k}, {report.dtype}"
-    return f"{report.name}, {problem}, on {report.device.name}{assumed}"
+    return in_one_line(f"{report.name}, {problem}, on {report.device.name}{assumed}")
+
+
+def more_words(report: Report) -> str:
+    """Where the rest is, and what of it there is."""
+    both = "report.to_markdown() has both"
+    script = "report.script compares and times" if report.k and has_output(report) else "report.script compares"
+    if report.kernel.spec is None:
+        return f"More: {script}, report.to_markdown() has it; no kernel, so no C++ source"
+    return f"More: {script}, report.source is the C++, {both}"
 
 
 def device_words(report: Report) -> str:
@@ -60,11 +83,12 @@ def device_words(report: Report) -> str:
         f"{report.dtype}, L2 cache {in_mebibytes(device.l2)}, {device.multiprocessors} multiprocessors; "
         f"{device.origin}."
     )
-    return f"{figures} {report.device_note[:1].upper()}{report.device_note[1:]}." if report.device_note else figures
+    noted = f"{figures} {report.device_note[:1].upper()}{report.device_note[1:]}." if report.device_note else figures
+    return in_one_line(noted)
 
 
 def time_rows(report: Report) -> list[Cells]:
-    """The table of the three ways, its head first."""
+    """The table of the three ways, its head first; of eager PyTorch alone where there is no product to fuse."""
     traffic, times = report.traffic, report.times
     operations = 2 * report.m * report.n * report.k
     compiled = 1 + bool(traffic.tail)
@@ -76,6 +100,8 @@ def time_rows(report: Report) -> list[Cells]:
     ):
         intensity = in_number(operations / bytes) if bytes else "-"
         rows.append((name, in_bytes(bytes), intensity, in_time(time.limit), in_time(time.expected)))
+    if not report.k:
+        return rows[:2]
     saved = in_share(traffic.saved_share) if traffic.saved_bytes >= 0 else "nothing"
     rows.append(("saved, against eager", saved, "", "", in_share(times.saved_share)))
     return rows
@@ -90,10 +116,17 @@ def eager_rows(report: Report) -> list[Cells]:
 
 def eager_note(report: Report) -> str:
     """How the kernels of eager PyTorch are counted."""
+    counted = (
+        "Counted: each kernel reads every input once and writes its result once; a bias that F.linear can add is part "
+        "of it."
+    )
+    if not report.k:
+        name = report.traffic.eager[0].name
+        filled = "zeros, or the bias" if name == "F.linear" else "zeros"
+        return f"{counted} {name} multiplies nothing: its result is {filled}."
     balance = in_number(report.times.gemm.ridge)
     return (
-        "Counted: each kernel reads every input once and writes its result once; a bias that F.linear can add is part "
-        f"of it. The GEMM has {in_number(report.times.gemm.intensity)} FLOP per byte and the device balances at "
+        f"{counted} The GEMM has {in_number(report.times.gemm.intensity)} FLOP per byte and the device balances at "
         f"{balance}: it is limited by {'arithmetic' if report.times.gemm.bound == 'compute' else 'memory traffic'}."
     )
 
@@ -117,9 +150,8 @@ def kernel_words(report: Report) -> list[str]:
         words.append(f"Built: {report.built.registers} registers a thread, {spilled} (says {report.built.source}).")
     elif report.kernel.library:
         words.append("Built: registers and spills are not known, there is no record of the build and no cuobjdump.")
-    seconds = epilogue_seconds(report.instructions, report.m, report.n, report.device)
     work = count(report.instructions, "instruction")
-    words.append(f"Work: about {work} for each element, {in_time(seconds)} in all (estimate).")
+    words.append(f"Work: about {work} for each element, {in_time(report.times.fused_arithmetic)} in all (estimate).")
     return words
 
 
@@ -136,6 +168,17 @@ def dtype_rows(report: Report) -> list[Cells]:
 def coverage_words(report: Report) -> tuple[str, str]:
     """What cuBLASLt and torch.compile do."""
     coverage = report.coverage
+    if not has_output(report):
+        return (
+            "cuBLASLt, through PyTorch, is not called: the output has no elements.",
+            "torch.compile has nothing to fuse: the output has no elements.",
+        )
+    if not report.k:
+        fused = f"fuses what is computed from the zeros: {', '.join(coverage.remaining)}"
+        return (
+            "cuBLASLt, through PyTorch, is not called: there is nothing to multiply.",
+            f"torch.compile {fused if coverage.remaining else 'has nothing left to fuse'}.",
+        )
     return (
         f"cuBLASLt, through PyTorch, {coverage.cublaslt_words}.",
         f"torch.compile {coverage.compile_words}.",

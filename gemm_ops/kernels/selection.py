@@ -4,8 +4,9 @@
     >>> selection.spec.config.name, selection.reason
     ('sm90_cooperative_128x256x64_2x1', '')
 
-Contract: families are asked in order, the first that takes the problem and has a configuration for it is chosen.  Where
-none does, ``reason`` has why, family by family.  Nothing is built, and CUTLASS is not imported.
+Contract: families are asked in order, the first that takes the problem and has a configuration for it is chosen.
+``reason`` has why those before it do not, or why none does, family by family.  Nothing is built, and CUTLASS is not
+imported.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Selection:
 
     Attributes:
         spec: the kernel; None if no family takes the problem.
-        reason: why none does, in words; "" if one does.
+        reason: why none does, in words; if one does, why the families asked before it do not.
     """
 
     spec: KernelSpec | None
@@ -83,9 +84,8 @@ def select_kernel(
             if config is not None:
                 assert problem.a is not None and problem.b is not None and problem.element is not None
                 layouts = str(problem.a.layout), str(problem.b.layout)
-                return Selection(
-                    KernelSpec(tree, config, problem.element, *layouts, arch_of(family, target.capability))
-                )
+                spec = KernelSpec(tree, config, problem.element, *layouts, arch_of(family, target.capability))
+                return Selection(spec, "; ".join(reasons))
             reason = "the epilogue's auxiliary matrices leave no room in shared memory"
         if reason not in reasons:
             reasons.append(reason)

@@ -34,7 +34,7 @@ def _elu(x: Tensor, alpha: Tensor) -> Tensor:
 
 
 def _celu(x: Tensor, alpha: Tensor) -> Tensor:
-    return torch.where(x <= 0, torch.expm1(torch.where(x <= 0, x, 0.0) * (1 / alpha)) * alpha, x)
+    return torch.where(x < 0, torch.expm1(torch.where(x < 0, x, 0.0) * (1 / alpha)) * alpha, x)
 
 
 def _softplus(x: Tensor, beta: Tensor, threshold: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ Contract
 --------
 * The accumulator and the operands are converted to the compute dtype (float32, or float64 when asked); an
   operand is used at the value its own dtype holds, a number too where the epilogue fixes the dtype.
+* Operands spread over the accumulator, batch dimensions too, as :mod:`.operand_shapes` has it; none is copied for that.
 * Every operation is computed in the compute dtype.  Values are rounded at each cast, and when stored.  A tree with
   eager rounding first gets eager PyTorch's casts; what the GEMM rounds to is ``out_dtype``, or the dtype of ``acc``.
 * ``compute_dtype=torch.float64, keep_casts=False`` gives the mathematical value to measure errors against:
@@ -152,7 +153,7 @@ def _load(operand: Operand, given: Any, acc: Tensor, compute_dtype: torch.dtype)
         )
     check_operand_dtype(operand, given.dtype, wide=compute_dtype == torch.float64)
     kind = bind_kind(operand, given.shape, m_shape, n)
-    return given.reshape(spread_shape(kind, m_shape, n)).to(compute_dtype)
+    return given.reshape(spread_shape(kind, tuple(given.shape), m_shape, n)).to(compute_dtype)
 
 
 def check_dense(what: str, tensor: Tensor) -> None:

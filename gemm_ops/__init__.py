@@ -9,6 +9,7 @@ The layers, from the user down; each only knows those below it:
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
 ``dispatch``             one call: bind its tensors, decide on a backend, execute.
 ``problem`` ``operands`` ``outputs``   what the tensors are: shapes, layouts, alignments.
+``addressing/``          how each tensor reaches a kernel: as it is, at its own alignment, or copied first.
 ``kernels/``             families and configurations; a kernel's identity and source.
 ``lowering/``            epilogue tree to C++, through the CUTLASS Python interface.
 ``build/``               nvcc, and the cache of built kernels.
@@ -31,6 +32,7 @@ from .errors import (
 )
 from .functional import backend_for, linear, matmul
 from .modules import FusedLinear
+from .outputs import empty_padded
 
 __all__ = [
     "BuildError",
@@ -45,6 +47,7 @@ __all__ = [
     "build_kernel",
     "build_kernels",
     "cache_folder",
+    "empty_padded",
     "linear",
     "matmul",
     "use_backend",

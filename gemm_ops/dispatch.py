@@ -4,10 +4,10 @@
     >>> decision = decide(call)
     >>> decision.backend, decision.reason
     ('sm90', 'compute capability 9.0')
-    >>> outputs = make_plan(call, decision.spec).run(call.flat, call.b, call.bound, call.out)
+    >>> outputs = make_plan(call, decision).run(call.a, call.b, call.tensors, call.out)
 
 The layers: ``problem``, ``operands`` and ``outputs`` read the tensors; :func:`decide` asks the families
-(``kernels/selection``) in order of preference and falls back to the reference backend with a reason;
+(``kernels/selection``, ``addressing``) in order of preference and falls back to the reference backend with a reason;
 then a plan launches the built kernel (``plan``, ``runtime/library``), or :func:`compute_unfused` runs ``fallback``.
 
 Falling back is announced once per reason with a :class:`FallbackWarning`.  A backend asked for by name with
@@ -20,30 +20,32 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import os
-import sys
-import warnings
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from epilogues import Epilogue
+from epilogues.dtypes import torch_dtype
 from epilogues.passes.simplify import simplify
 from epilogues.tree import EpilogueTree, Kind
 
+from .addressing import Addressing, Request
+from .addressing.placement import describe
+from .addressing.views import given_view, new_view, read_request
+from .announce import announce
 from .build.cache import find_library
 from .build.toolchain import find_toolchain
-from .errors import FallbackWarning, ProblemError, ToolchainError, UnsupportedProblemError
+from .errors import ProblemError, ToolchainError, UnsupportedProblemError
 from .fallback import run_reference
 from .kernels.selection import Selection, Target, problem_refusal, select_kernel
 from .kernels.spec import KernelSpec
-from .operands import BoundOperand, OperandFacts, bind_operands
-from .outputs import bind_outputs
+from .operands import BoundOperand, bind_operands
+from .outputs import bind_outputs, new_output
 from .plan import Plan
-from .problem import Matrix, Problem, read_problem
+from .problem import Problem, read_problem
 from .runtime.library import is_loaded
 
 BACKENDS = ("auto", "sm90", "sm80", "reference")
@@ -60,6 +62,8 @@ class Decision:
         kernel: the kernel configuration's name; None for the reference backend.
         reason: why this backend, in words.
         spec: the kernel, for :func:`gemm_ops.build_kernels`; None for the reference backend.
+        addressing: how the tensors reach the kernel; None for the reference backend.
+        routes: the same in words, a line for each tensor: as it is, at its own alignment, or copied first, and why.
         loss: whether falling back to the reference backend loses something the user may want to know of.
     """
 
@@ -67,6 +71,8 @@ class Decision:
     kernel: str | None
     reason: str
     spec: KernelSpec | None = dataclasses.field(default=None, repr=False)
+    addressing: Addressing | None = dataclasses.field(default=None, repr=False)
+    routes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     loss: bool = dataclasses.field(default=False, repr=False)
 
 
@@ -79,29 +85,33 @@ class Call:
     problem: Problem
     a: Tensor
     b: Tensor
-    flat: Tensor  # A as (M, K)
     given: Mapping[str, Tensor | float]
     operands: tuple[BoundOperand, ...]
     out: dict[str, Tensor]  # the caller's outputs; empty: allocate
-    output_layouts: tuple[tuple[Matrix, str], ...]
+    padded_output: bool  # whether new outputs have rows at multiples of 16 bytes
     differentiable: bool
 
     @property
-    def bound(self) -> dict[str, Tensor | float]:
-        """The operands by name as a kernel reads them."""
-        return {
-            operand.facts.name: operand.value if operand.tensor is None else operand.tensor for operand in self.operands
-        }
+    def is_empty(self) -> bool:
+        """Whether there is nothing to multiply."""
+        return 0 in (self.problem.m, self.problem.n, self.problem.k)
+
+    @functools.cached_property
+    def request(self) -> Request:
+        """What the addressing of the tensors depends on; of a call that is not empty."""
+        problem = self.problem
+        if self.out:
+            outputs = [given_view(buffer, problem.extents) for buffer in self.out.values()]
+        else:
+            sizes = [torch_dtype(str(store.dtype)).itemsize for store in self.tree.outputs]
+            outputs = [new_view(problem.extents, problem.n, size, padded=self.padded_output) for size in sizes]
+        operands = [(operand.facts.kind, operand.tensor) for operand in self.operands]
+        return read_request(problem.extents, problem.n, problem.k, self.a, self.b, operands, outputs)
 
     @property
-    def is_direct(self) -> bool:
-        """Whether a kernel reads the caller's own tensors, none of them a copy."""
-        pairs = [(self.a, self.flat), *((self.given[name], read) for name, read in self.bound.items())]
-        return all(
-            given.data_ptr() == read.data_ptr()
-            for given, read in pairs
-            if isinstance(given, Tensor) and isinstance(read, Tensor)
-        )
+    def tensors(self) -> dict[str, Tensor | float]:
+        """The operands by name as they are in memory: with PyTorch's lazy negation carried out."""
+        return {name: _plain(value) if isinstance(value, Tensor) else value for name, value in self.given.items()}
 
 
 @contextlib.contextmanager
@@ -138,6 +148,8 @@ def bind_call(
     epilogue: Epilogue,
     given: Mapping[str, Tensor | float],
     out: Tensor | Mapping[str, Tensor] | None,
+    *,
+    padded_output: bool = False,
 ) -> Call:
     """Checks the arguments of a call and reads what there is to know of them.
 
@@ -145,7 +157,7 @@ def bind_call(
         ProblemError, EpilogueError: whatever is wrong with them; nothing has been computed.
     """
     a, b = _plain(a), _plain(b)
-    problem, flat = read_problem(a, b)
+    problem = read_problem(a, b)
     operands = bind_operands(epilogue.tree, given, problem)
     rank = epilogue.tree.rounding != "once"  # nothing else goes by ranks
     signature = tuple(
@@ -154,10 +166,12 @@ def bind_call(
     tree = _resolve(epilogue.tree, signature, problem.element or "f32")
     tensors = [a, b, *(value for value in given.values() if isinstance(value, Tensor))]
     differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    buffers, layouts = bind_outputs(epilogue.tree.outputs, tree, problem, out, tensors)
+    buffers = bind_outputs(epilogue.tree.outputs, tree, problem, out, tensors)
     if buffers and differentiable:
         raise ProblemError("out= does not go with gradients: an argument requires grad; use torch.no_grad()")
-    return Call(epilogue, tree, problem, a, b, flat, given, operands, buffers, layouts, differentiable)
+    if buffers and padded_output:
+        raise ProblemError("padded_output is of new outputs: it does not go with out=")
+    return Call(epilogue, tree, problem, a, b, given, operands, buffers, padded_output, differentiable)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -192,19 +206,14 @@ def decide(call: Call) -> Decision:
     elif not on_cuda:
         reason = f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices"
     else:
-        reason = problem_refusal(problem, len(call.operands), len(call.output_layouts))
-        loss = 0 not in (problem.m, problem.n, problem.k)
+        reason = problem_refusal(problem, len(call.operands), len(call.tree.outputs))
+        loss = not call.is_empty
     if reason:
         return _fall_back(forced, reason, loss=loss)
     capability = torch.cuda.get_device_capability(problem.device)
-    selection = _select(
-        call.tree,
-        dataclasses.replace(problem, m_shape=()),  # how M came about does not matter to a kernel
-        tuple(operand.facts for operand in call.operands),
-        call.output_layouts,
-        forced,
-        Target(capability, multiprocessor_count(problem.device)),
-    )
+    assert problem.element is not None
+    target = Target(capability, multiprocessor_count(problem.device))
+    selection = _select(call.tree, problem.element, call.request, forced, target)
     spec = selection.spec
     if spec is None:
         return _fall_back(forced, selection.reason, loss=True)
@@ -216,7 +225,7 @@ def decide(call: Call) -> Decision:
                 raise
             return _fall_back(forced, f"the kernel is not built yet and cannot be: {error}", loss=True)
     reason = f"compute capability {capability[0]}.{capability[1]}"
-    return Decision(spec.config.family, spec.config.name, reason, spec)
+    return Decision(spec.config.family, spec.config.name, reason, spec, selection.addressing, _routes(call, selection))
 
 
 def _fall_back(forced: str, reason: str, *, loss: bool) -> Decision:
@@ -226,16 +235,27 @@ def _fall_back(forced: str, reason: str, *, loss: bool) -> Decision:
 
 
 @functools.lru_cache(maxsize=4096)
-def _select(
-    tree: EpilogueTree,
-    problem: Problem,
-    operands: tuple[OperandFacts, ...],
-    outputs: tuple[tuple[Matrix, str], ...],
-    forced: str,
-    target: Target,
-) -> Selection:
+def _select(tree: EpilogueTree, element: str, request: Request, forced: str, target: Target) -> Selection:
     families = None if forced == "auto" else (forced,)
-    return select_kernel(tree, problem, operands, outputs, target=target, families=families)
+    return select_kernel(tree, element, request, target=target, families=families)
+
+
+def _routes(call: Call, selection: Selection) -> tuple[str, ...]:
+    return describe_routes(call.epilogue, selection.addressing) if selection.addressing is not None else ()
+
+
+def describe_routes(epilogue: Epilogue, addressing: Addressing, a: str = "a", b: str = "b") -> tuple[str, ...]:
+    """How each tensor of a call reaches the kernel, a line each."""
+    named = [(a, addressing.a), (b, addressing.b)]
+    named += zip((f"operand {name}" for name in epilogue.operands), addressing.operands, strict=True)
+    named += zip((f"output {name}" for name in epilogue.outputs), addressing.outputs, strict=True)
+    lines = [describe(placement, name) for name, placement in named]
+    size = f"{addressing.m} x {addressing.n} x {addressing.k}"
+    launches = math.prod(addressing.loops)
+    if addressing.batch > 1 or launches > 1:
+        often = f", in {launches} launches" if launches > 1 else ""
+        lines.insert(0, f"{addressing.batch * launches} problems of {size}{often}")
+    return tuple(lines)
 
 
 @functools.cache
@@ -247,39 +267,25 @@ def multiprocessor_count(device: torch.device) -> int:
 def compute_unfused(call: Call, decision: Decision) -> dict[str, Tensor]:
     """Computes the call with the reference backend, saying so once; outputs by name."""
     if decision.loss:
-        _warn_once(decision.reason)
+        announce(f"computed by the PyTorch reference backend, not fused: {decision.reason}")
     results = run_reference(call.epilogue.tree, call.a, call.b, call.given, differentiable=call.differentiable)
     for name, buffer in call.out.items():
         buffer.copy_(results[name])
+    if call.padded_output:
+        return {name: _padded(result, call.problem) for name, result in results.items()}
     return call.out or results
 
 
-def make_plan(call: Call, spec: KernelSpec) -> Plan:
-    """The plan of a call for a kernel, which is built and loaded if need be.
+def _padded(result: Tensor, problem: Problem) -> Tensor:
+    """A result in rows that begin at multiples of 16 bytes, as those of a kernel."""
+    padded = new_output(problem, result.dtype, padded=True)
+    return padded if padded.stride() == result.stride() else padded.copy_(result)
+
+
+def make_plan(call: Call, decision: Decision) -> Plan:
+    """The plan of a call for the kernel decided on, which is built and loaded if need be.
 
     Raises:
         BuildError: if the kernel has to be built and cannot be.
     """
-    return Plan(call, spec, multiprocessor_count(call.problem.device))
-
-
-_announced: set[str] = set()
-_NOT_THE_CALLER = tuple(str(Path(file).parent) + os.sep for file in (__file__, torch.__file__))
-
-
-def _warn_once(reason: str) -> None:
-    if reason not in _announced:
-        _announced.add(reason)
-        warnings.warn(
-            f"computed by the PyTorch reference backend, not fused: {reason} (said once per reason)",
-            FallbackWarning,
-            stacklevel=_callers_level(),
-        )
-
-
-def _callers_level() -> int:
-    """The ``stacklevel`` that makes :func:`_warn_once` name the line that called into this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
-        level, frame = level + 1, frame.f_back
-    return level
+    return Plan(call, decision, multiprocessor_count(call.problem.device))

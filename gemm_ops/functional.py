@@ -52,6 +52,7 @@ def matmul(
     epilogue: EpilogueLike = None,
     *,
     out: Tensor | Mapping[str, Tensor] | None = None,
+    padded_output: bool = False,
     **operands: Tensor | float,
 ) -> Outputs:
     """``epilogue(a @ b)`` in one kernel where the device has one for it.
@@ -62,9 +63,12 @@ def matmul(
         a: (..., M, K), or (K,); float16 or bfloat16 to be fused.
         b: (K, N), or (..., K, N), of a's dtype.
         epilogue: what is done to each element of the product.
-        out: where to write: a tensor of the result's shape, or one for each output by name.
+        out: where to write: a tensor of the result's shape, with any strides, or one for each output by name.
+        padded_output: whether new outputs are views of rows that begin at multiples of 16 bytes, so that the next
+            GEMM reads them as they are, whatever N is.
         operands: the epilogue's operands.  Rows are (N,), columns (M,) or a's leading dimensions, matrices have
-            the result's shape, scalars are numbers or 1-element tensors; all tensors on a's device.
+            the result's shape, scalars are numbers or 1-element tensors; all tensors on a's device.  Over batch
+            dimensions they broadcast as in PyTorch: rows (..., 1, N), columns (..., M, 1), matrices (..., M, N).
 
     Returns:
         A tensor of shape (..., M, N), as ``torch.matmul`` has it, in the epilogue's output dtype (a's where it
@@ -76,8 +80,8 @@ def matmul(
         BuildError: the kernel does not compile.
     """
     if torch.compiler.is_compiling():
-        return _outside_graphs()(a, b, epilogue, out, operands)
-    return _matmul(a, b, epilogue, out, operands)
+        return _outside_graphs()(a, b, epilogue, out, operands, padded_output)
+    return _matmul(a, b, epilogue, out, operands, padded_output)
 
 
 def _matmul(
@@ -86,19 +90,20 @@ def _matmul(
     epilogue: EpilogueLike,
     out: Tensor | Mapping[str, Tensor] | None,
     operands: Mapping[str, Tensor | float],
+    padded_output: bool,
 ) -> Outputs:
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
-    key = _plan_key(a, b, chosen, operands, out)
+    key = _plan_key(a, b, chosen, operands, out, padded_output)
     if key is not None and (plan := find_plan(key)) is not None:
         return _results(plan.run(a, b, operands, _by_name(out)))
-    call = _bind(a, b, chosen, out, operands)
+    call = _bind(a, b, chosen, out, operands, padded_output)
     decision = decide(call)
     if decision.spec is None:
         return _results(compute_unfused(call, decision))
-    plan = make_plan(call, decision.spec)
-    if key is not None and call.is_direct:
+    plan = make_plan(call, decision)
+    if key is not None:
         remember_plan(key, plan)
-    return _results(plan.run(call.flat, call.b, call.bound, call.out))
+    return _results(plan.run(call.a, call.b, call.tensors, call.out))
 
 
 _outside: Callable[..., Outputs] | None = None
@@ -122,6 +127,7 @@ def linear(
     epilogue: EpilogueLike = None,
     *,
     out: Tensor | Mapping[str, Tensor] | None = None,
+    padded_output: bool = False,
     **operands: Tensor | float,
 ) -> Outputs:
     """``epilogue(x @ weight.T)``: :func:`matmul` for a weight of shape (N, K), as ``F.linear`` takes it.
@@ -134,7 +140,7 @@ def linear(
 
     Everything else is as in :func:`matmul`.
     """
-    return matmul(x, transpose_weight(weight), epilogue, out=out, **operands)
+    return matmul(x, transpose_weight(weight), epilogue, out=out, padded_output=padded_output, **operands)
 
 
 def backend_for(
@@ -143,6 +149,7 @@ def backend_for(
     epilogue: EpilogueLike = None,
     *,
     out: Tensor | Mapping[str, Tensor] | None = None,
+    padded_output: bool = False,
     **operands: Tensor | float,
 ) -> Decision:
     """Which backend and kernel :func:`matmul` would use for these arguments, and why; computes nothing.
@@ -150,8 +157,10 @@ def backend_for(
     >>> decision = backend_for(x, weight.T, "gelu", bias=bias)
     >>> decision.backend, decision.kernel
     ('sm90', 'sm90_pingpong_128x128x64_1x2')
+    >>> decision.routes
+    ('a: copied into padded rows first, as its leading dimension of 4093 elements is not a multiple of 16 bytes', ...)
     """
-    return decide(_bind(a, b, as_epilogue(epilogue, operands.get("bias") is not None), out, operands))
+    return decide(_bind(a, b, as_epilogue(epilogue, operands.get("bias") is not None), out, operands, padded_output))
 
 
 def transpose_weight(weight: Tensor) -> Tensor:
@@ -168,12 +177,13 @@ def _plan_key(
     epilogue: Epilogue,
     operands: Mapping[str, Tensor | float],
     out: Tensor | Mapping[str, Tensor] | None,
+    padded_output: bool,
 ) -> tuple[object, ...] | None:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or not a.is_cuda:
         return None
     if torch.is_autocast_enabled("cuda"):
         return None
-    return plan_key(a, b, epilogue, operands, out, forced_backend())
+    return plan_key(a, b, epilogue, operands, out, forced_backend(), padded_output)
 
 
 def _by_name(out: Tensor | Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
@@ -188,11 +198,12 @@ def _bind(
     epilogue: Epilogue,
     out: Tensor | Mapping[str, Tensor] | None,
     operands: Mapping[str, Tensor | float],
+    padded_output: bool,
 ) -> Call:
     if operands.get("bias", 0) is None and "bias" not in epilogue.operands:
         # F.linear's way to say that there is no bias
         operands = {name: value for name, value in operands.items() if name != "bias"}
-    return bind_call(*_autocast(a, b), epilogue, operands, out)
+    return bind_call(*_autocast(a, b), epilogue, operands, out, padded_output=padded_output)
 
 
 def _autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,17 +5,30 @@
     >>> y = layer(x)                                  # gelu(x @ weight.T + bias)
 
 It is an ``nn.Linear`` (constructor, parameters, initialisation, state dict) whose forward pass goes through
-:func:`gemm_ops.linear`.  Where gradients are wanted the forward pass is computed unfused for now, with autograd
-as PyTorch has it; inference, or training under ``torch.no_grad``, is fused.
+:func:`gemm_ops.linear`.
+
+Where gradients are wanted the forward pass is computed unfused for now, with autograd as PyTorch has it; inference, or
+training under ``torch.no_grad``, is fused.
+
+On a CUDA device a 16-bit weight whose rows are not multiples of 16 bytes (an odd K) is kept in padded rows while the
+layer is in evaluation mode or the weight takes no gradient: the parameter has its shape (N, K), and is a view of rows
+of a multiple of 16 bytes, so that no call copies it.  It stays the same parameter: in-place updates, ``.data``,
+gradients and state dicts are those of any other, and it is laid out again after ``to``, ``load_state_dict``,
+``deepcopy`` and unpickling.  In training mode it is contiguous, because optimisers with ``fused=True`` take nothing
+else.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from epilogues import Epilogue, EpilogueError, Kind
 
+from .addressing.views import ACCESS_BYTES, address_of, pitch_of
 from .functional import EpilogueLike, Outputs, as_epilogue, linear
 
 
@@ -32,6 +45,10 @@ class FusedLinear(nn.Linear):
         epilogue: an activation's name, an :class:`epilogues.Epilogue`, or None.  An Epilogue of a layer with a
             bias takes it as a row operand called ``bias``.
         device, dtype: of the parameters, as for ``nn.Linear``.
+        padded_output: whether the layer gives a view of rows that begin at multiples of 16 bytes, so that a next layer
+            reads it as it is, whatever ``out_features`` is.  The default is contiguous, as ``nn.Linear``'s.
+        padded_weight: whether the weight is kept in padded rows on a CUDA device: True always, False never, None as
+            the module's first page says.
 
     Raises:
         ValueError: if the layer has a bias that the epilogue has no operand for.
@@ -46,14 +63,26 @@ class FusedLinear(nn.Linear):
         dtype: torch.dtype | None = None,
         *,
         epilogue: EpilogueLike = None,
+        padded_output: bool = False,
+        padded_weight: bool | None = None,
     ) -> None:
         chosen = as_epilogue(epilogue, bias)
         _check_bias(chosen, bias)
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.epilogue = chosen
+        self.padded_output = padded_output
+        self.padded_weight = padded_weight
+        self._lay_out_weight()
 
     @classmethod
-    def from_linear(cls, module: nn.Linear, *, epilogue: EpilogueLike = None) -> FusedLinear:
+    def from_linear(
+        cls,
+        module: nn.Linear,
+        *,
+        epilogue: EpilogueLike = None,
+        padded_output: bool = False,
+        padded_weight: bool | None = None,
+    ) -> FusedLinear:
         """A layer with the same parameters (shared, not copied), training mode and device.
 
             >>> model.fc1 = FusedLinear.from_linear(model.fc1, epilogue="gelu")
@@ -65,7 +94,15 @@ class FusedLinear(nn.Linear):
         _check_plain(module)
         # on the meta device nothing is allocated or drawn from the random generator
         has_bias = module.bias is not None
-        fused = cls(module.in_features, module.out_features, has_bias, "meta", epilogue=epilogue)
+        fused = cls(
+            module.in_features,
+            module.out_features,
+            has_bias,
+            "meta",
+            epilogue=epilogue,
+            padded_output=padded_output,
+            padded_weight=padded_weight,
+        )
         fused.weight, fused.bias = module.weight, module.bias
         return fused.train(module.training)
 
@@ -83,10 +120,66 @@ class FusedLinear(nn.Linear):
             if "bias" in operands:
                 raise EpilogueError("operand bias: the layer gives its own, got another with the call")
             operands["bias"] = self.bias
-        return linear(input, self.weight, self.epilogue, out=None, **operands)
+        return linear(input, self.weight, self.epilogue, out=None, padded_output=self.padded_output, **operands)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, epilogue={self.epilogue.name}"
+        padded = ", padded_output=True" if self.padded_output else ""
+        return f"{super().extra_repr()}, epilogue={self.epilogue.name}{padded}"
+
+    # Wherever PyTorch gives the weight other memory, it gives contiguous rows.
+
+    def train(self, mode: bool = True) -> FusedLinear:
+        """As ``nn.Module.train``; also lays the weight out for it."""
+        super().train(mode)
+        self._lay_out_weight()
+        return self
+
+    def _lay_out_weight(self) -> None:
+        weight = self._parameters.get("weight")
+        if weight is None or self.padded_weight is False:
+            return
+        if self.padded_weight or not self.training or not weight.requires_grad:
+            pad_parameter(weight)
+        elif is_padded(weight.data):
+            weight.data = weight.data.contiguous()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FusedLinear:
+        super()._apply(fn, recurse)
+        self._lay_out_weight()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **keywords: Any) -> None:
+        super()._load_from_state_dict(*args, **keywords)
+        self._lay_out_weight()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lay_out_weight()
+
+
+def pad_parameter(parameter: nn.Parameter) -> None:
+    """Lays a 16-bit matrix on a CUDA device out in rows that begin at multiples of 16 bytes, if they do not.
+
+    The parameter stays the same object with the same values; its memory is new, with zeros after each row.
+    """
+    data = parameter.data
+    if data.ndim != 2 or not data.is_cuda or data.element_size() != 2 or not data.numel():
+        return
+    rows, columns = data.shape
+    pitch = pitch_of(columns, data.element_size())
+    if pitch != columns and rows > 1 and not is_padded(data):
+        padded = torch.zeros((rows, pitch), dtype=data.dtype, device=data.device)[:, :columns]
+        parameter.data = padded.copy_(data)
+
+
+def is_padded(matrix: Tensor) -> bool:
+    """Whether a matrix lies in rows that begin at multiples of 16 bytes and are longer than need be."""
+    return (
+        matrix.ndim == 2
+        and not matrix.is_contiguous()
+        and matrix.stride() == (pitch_of(matrix.shape[1], matrix.element_size()), 1)
+        and address_of(matrix) % ACCESS_BYTES == 0
+    )
 
 
 def _check_bias(epilogue: Epilogue, bias: bool) -> None:

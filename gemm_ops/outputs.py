@@ -1,10 +1,10 @@
-r"""The outputs of one call: which dtypes and layouts they have, and whether the caller's own buffers fit.
+r"""The outputs of one call: new ones, or the caller's own buffers, and whether these fit.
 
-    >>> buffers, layouts = bind_outputs(declared, tree, problem, out={"D": d, "preact": p}, inputs=[a, b])
+    >>> buffers = bind_outputs(declared, tree, problem, out={"D": d, "preact": p}, inputs=[a, b])
 
 Contract: without ``out`` every output is a new contiguous tensor of shape (\\*m_shape, N).  With ``out`` the
-caller gives a tensor for every output, of exactly that shape and of the output's dtype, rows of any distance; it
-shares no memory with an input or with another output.
+caller gives a tensor for every output, of exactly that shape and of the output's dtype, with any strides; it shares
+no memory with an input or with another output.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 from epilogues.dtypes import torch_dtype
 from epilogues.tree import Cast, EpilogueTree, Store
 
+from .addressing.views import address_of, pitch_of
 from .errors import ProblemError
-from .problem import ACCESS_BYTES, Matrix, Problem, address, read_matrix
+from .problem import Problem
 
 
 def bind_outputs(
@@ -27,8 +28,8 @@ def bind_outputs(
     problem: Problem,
     out: Tensor | Mapping[str, Tensor] | None,
     inputs: Sequence[Tensor],
-) -> tuple[dict[str, Tensor], tuple[tuple[Matrix, str], ...]]:
-    """The caller's buffers by name (empty if there are none), and layout and short dtype name of each output.
+) -> dict[str, Tensor]:
+    """The caller's buffers by name, in the tree's order; empty if there are none.
 
     Args:
         declared: the epilogue's outputs before they were resolved, in the tree's order (a resolved tree's own
@@ -39,7 +40,7 @@ def bind_outputs(
         ProblemError: ``out`` does not fit; says which output, what was expected and what came.
     """
     if out is None:
-        return {}, tuple((_new_layout(problem, str(store.dtype)), str(store.dtype)) for store in tree.outputs)
+        return {}
     names = [store.name for store in declared]
     if not isinstance(out, (Tensor, Mapping)):
         raise ProblemError(f"out should be a tensor, or tensors by output name, got {type(out).__name__}")
@@ -47,7 +48,6 @@ def bind_outputs(
     if set(given) != set(names):
         raise ProblemError(f"out should have the outputs {', '.join(names)}; got {', '.join(map(str, given))}")
     buffers: dict[str, Tensor] = {}
-    layouts = []
     for original, store in zip(declared, tree.outputs, strict=True):
         name, buffer = original.name, given[original.name]
         _check(name, buffer, _dtype(original, store, problem), problem)
@@ -55,8 +55,7 @@ def bind_outputs(
         if any(overlap(buffer, other) for other in others):
             raise ProblemError(f"out[{name!r}] shares memory with an input or with another output")
         buffers[name] = buffer
-        layouts.append((_given_layout(buffer, problem), str(store.dtype)))
-    return buffers, tuple(layouts)
+    return buffers
 
 
 def _dtype(original: Store, store: Store, problem: Problem) -> torch.dtype:
@@ -77,29 +76,43 @@ def _check(name: str, buffer: Tensor, dtype: object, problem: Problem) -> None:
         )
     if any(stride == 0 and extent > 1 for extent, stride in zip(buffer.shape, buffer.stride(), strict=True)):
         raise ProblemError(f"out[{name!r}] is expanded (strides {buffer.stride()}): several elements are one in memory")
+    if _overlaps_itself(buffer):
+        raise ProblemError(f"out[{name!r}] has rows that overlap in memory (strides {buffer.stride()})")
     if buffer.is_neg():
         raise ProblemError(f"out[{name!r}] is a negated view of other memory")
     if buffer.requires_grad and torch.is_grad_enabled():
         raise ProblemError(f"out[{name!r}] requires grad, and out= does not go with gradients; use torch.no_grad()")
 
 
-def _new_layout(problem: Problem, dtype: str) -> Matrix:
-    """The layout of a contiguous output that PyTorch's allocator gives, which aligns more than is needed."""
-    size = torch_dtype(dtype).itemsize
-    if problem.m != 1 and problem.n * size % ACCESS_BYTES:
-        return Matrix("row", problem.n, f"its rows of {problem.n} elements are not a multiple of {ACCESS_BYTES} bytes")
-    # the distance to a second row that does not exist, aligned
-    return Matrix("row", -(-problem.n * size // ACCESS_BYTES) * ACCESS_BYTES // size)
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements may be one in memory; so is any tensor whose dimensions do not nest."""
+    reach = 0  # the furthest element of the dimensions so far
+    dims = sorted((stride, extent) for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1)
+    for stride, extent in dims:
+        if stride <= reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
 
 
-def _given_layout(buffer: Tensor, problem: Problem) -> Matrix:
-    if buffer.ndim == 2:
-        return read_matrix(buffer, problem.m, problem.n, *buffer.stride())
-    try:
-        flat = buffer.view(problem.m, problem.n)
-    except RuntimeError:
-        return Matrix(None, 0, "its leading dimensions cannot be counted as one")
-    return read_matrix(flat, problem.m, problem.n, *flat.stride())
+def new_output(problem: Problem, dtype: torch.dtype, *, padded: bool) -> Tensor:
+    """A new output: contiguous, or with rows that begin at multiples of 16 bytes."""
+    shape = problem.output_shape
+    if not padded:
+        return torch.empty(shape, dtype=dtype, device=problem.device)
+    return empty_padded(shape, dtype=dtype, device=problem.device)
+
+
+def empty_padded(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """An uninitialised tensor whose rows begin at multiples of 16 bytes; a view of a wider one where they would not.
+
+    >>> x = gemm_ops.empty_padded((4095, 4093), dtype=torch.bfloat16, device="cuda")
+    >>> x.shape, x.stride()
+    (torch.Size([4095, 4093]), (4096, 1))
+    """
+    *lead, columns = shape
+    pitch = pitch_of(columns, dtype.itemsize)
+    return torch.empty((*lead, pitch), dtype=dtype, device=device)[..., :columns]
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
@@ -127,5 +140,5 @@ def _in_other_columns(one: Tensor, other: Tensor, distance: int) -> bool:
 def _extent(tensor: Tensor) -> tuple[int, int]:
     """The first byte and the byte after the last that the tensor can touch."""
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = address(tensor)
+    start = address_of(tensor)
     return start, start + (last + 1) * tensor.element_size()

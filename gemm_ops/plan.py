@@ -1,18 +1,20 @@
-"""What a repeated call reuses: its kernel, its argument block, the shapes of its outputs.
+"""What a repeated call reuses: its kernel, its argument block, what to copy, the shapes of its outputs.
 
-    >>> plan = find_plan(a, b, epilogue, operands, out, forced)   # None the first time
+    >>> plan = find_plan(key)                                     # None the first time
     >>> outputs = plan.run(a, b, operands, out)
 
 A :class:`Plan` is made once for a call that goes to a kernel and is found again by everything that the decision
 depends on: shapes, strides, dtypes, devices and 16-byte alignment of all tensors, the epilogue, and the backend
-asked for.  Running it fills in pointers and launches; that is the whole host time of a warm call.
+asked for.  Running it makes the copies that the addressing asks for, fills in pointers and launches; that is the whole
+host time of a warm call.
 
-Only calls that a kernel computes on the tensors as they are have a plan: anything that copies an operand first,
-computes a gradient, or is under autocast goes the long way through ``dispatch``.
+Calls that compute a gradient or are under autocast have no plan and go the long way through ``dispatch``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +24,15 @@ from torch import Tensor
 from epilogues import Epilogue
 from epilogues.dtypes import torch_dtype
 
-from .kernels.spec import KernelSpec
-from .outputs import overlap
+from .addressing import Placement
+from .copies import copy_matrix, copy_operand
+from .operands import spread
+from .outputs import new_output, overlap
 from .runtime.abi import GemmArguments
 from .runtime.library import load_kernel
 
 if TYPE_CHECKING:
-    from .dispatch import Call
+    from .dispatch import Call, Decision
 
 _plans: dict[Any, Plan] = {}
 _MOST_PLANS = 4096
@@ -37,35 +41,42 @@ _MOST_PLANS = 4096
 class Plan:
     """A kernel made ready for one class of calls; see the module's first page."""
 
-    def __init__(self, call: Call, spec: KernelSpec, multiprocessors: int) -> None:
-        problem = call.problem
-        assert problem.a is not None and problem.b is not None
+    def __init__(self, call: Call, decision: Decision, multiprocessors: int) -> None:
+        spec, addressing = decision.spec, decision.addressing
+        assert spec is not None and addressing is not None
         self.epilogue = call.epilogue  # also keeps its id from being given to another
         self.kernel = load_kernel(spec)
-        self.device = problem.device
+        self.problem = call.problem
+        self.device = call.problem.device
+        self.addressing = addressing
+        self.padded_output = call.padded_output
+        self.kinds = tuple(operand.facts.kind for operand in call.operands)
         self.operand_names = tuple(operand.name for operand in call.epilogue.tree.operands)
         self.outputs = tuple(
-            (store.name, problem.output_shape, torch_dtype(dtype))
-            for store, (_, dtype) in zip(call.epilogue.tree.outputs, call.output_layouts, strict=True)
+            (store.name, torch_dtype(str(resolved.dtype)))
+            for store, resolved in zip(call.epilogue.tree.outputs, call.tree.outputs, strict=True)
         )
+        self.is_plain = not addressing.copies and not addressing.loops
         block = GemmArguments(
-            m=problem.m,
-            n=problem.n,
-            k=problem.k,
-            lda=problem.a.leading_dimension,
-            ldb=problem.b.leading_dimension,
-            device=problem.device.index,
+            m=addressing.m,
+            n=addressing.n,
+            k=addressing.k,
+            batch=addressing.batch,
+            lda=addressing.a.leading,
+            batch_stride_a=addressing.a.batch,
+            ldb=addressing.b.leading,
+            batch_stride_b=addressing.b.batch,
+            device=self.device.index or 0,
             multiprocessors=multiprocessors,
             swizzle=spec.config.swizzle,
         )
-        for index, operand in enumerate(call.operands):
-            if operand.facts.matrix is not None:
-                block.operands[index].leading_dimension = operand.facts.matrix.leading_dimension
-        for index, (matrix, _) in enumerate(call.output_layouts):
-            block.outputs[index].leading_dimension = matrix.leading_dimension
+        for index, placement in enumerate(addressing.operands):
+            _fill(block.operands[index], placement)
+        for index, placement in enumerate(addressing.outputs):
+            _fill(block.outputs[index], placement)
         self.block = bytes(block)
         # asking an SM80 kernel already sets it up on the current device, which may not be the tensors'
-        with torch.cuda.device(self.device):
+        with _made_current(self.device):
             self.workspace_bytes = self.kernel.workspace_size(block)
 
     def run(
@@ -80,26 +91,77 @@ class Plan:
         Raises:
             LaunchError: if the kernel does not start.
         """
+        with _made_current(self.device):
+            return self._run(a, b, operands, out)
+
+    def _run(
+        self, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        problem = self.problem
+        outputs = {
+            name: out[name] if out else new_output(problem, dtype, padded=self.padded_output)
+            for name, dtype in self.outputs
+        }
+        values: list[Tensor | float] = [operands[name] for name in self.operand_names]
+        written = [outputs[name] for name, _ in self.outputs]
+        if self.is_plain:
+            self._launch(a, b, values, written, ())
+            return outputs
+        addressing = self.addressing
+        # the copies are held until all is launched, and freed in stream order
+        a = copy_matrix(a, addressing.a) if addressing.a.copy else a
+        b = copy_matrix(b, addressing.b) if addressing.b.copy else b
+        for index, (placement, kind) in enumerate(zip(addressing.operands, self.kinds, strict=True)):
+            value = values[index]
+            if placement.copy and isinstance(value, Tensor):
+                values[index] = copy_operand(spread(value, kind, problem), kind, problem.output_shape)
+        for index, placement in enumerate(addressing.outputs):
+            if placement.copy:
+                written[index] = new_output(problem, self.outputs[index][1], padded=False)
+        for place in itertools.product(*map(range, addressing.loops)):
+            self._launch(a, b, values, written, place)
+        for (name, _), temporary in zip(self.outputs, written, strict=True):
+            if temporary is not outputs[name]:
+                outputs[name].copy_(temporary)
+        return outputs
+
+    def _launch(
+        self, a: Tensor, b: Tensor, operands: list[Tensor | float], outputs: list[Tensor], place: tuple[int, ...]
+    ) -> None:
+        """One launch, at a place of the loops."""
+        addressing = self.addressing
         block = GemmArguments.from_buffer_copy(self.block)
-        block.a = a.data_ptr()
-        block.b = b.data_ptr()
-        for index, name in enumerate(self.operand_names):
-            value = operands[name]
+        block.a = _pointer(a, addressing.a, place)
+        block.b = _pointer(b, addressing.b, place)
+        for index, value in enumerate(operands):
             if isinstance(value, Tensor):
-                block.operands[index].data = value.data_ptr()
+                block.operands[index].data = _pointer(value, addressing.operands[index], place)
             else:
                 block.operands[index].value = value
-        outputs = out or {
-            name: torch.empty(shape, dtype=dtype, device=self.device) for name, shape, dtype in self.outputs
-        }
-        for index, (name, _, _) in enumerate(self.outputs):
-            block.outputs[index].data = outputs[name].data_ptr()
-        if self.device.index == torch.cuda.current_device():
-            self.kernel.launch(block, self.workspace_bytes, self.device)
-        else:
-            with torch.cuda.device(self.device):
-                self.kernel.launch(block, self.workspace_bytes, self.device)
-        return dict(outputs)
+        for index, output in enumerate(outputs):
+            block.outputs[index].data = _pointer(output, addressing.outputs[index], place)
+        self.kernel.launch(block, self.workspace_bytes, self.device)
+
+
+def _made_current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Makes a CUDA device the current one, which it mostly is; asking costs less than switching."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _AS_IT_IS
+    return torch.cuda.device(device)
+
+
+_AS_IT_IS = contextlib.nullcontext()
+
+
+def _fill(argument: Any, placement: Placement) -> None:
+    argument.leading_dimension = placement.leading
+    argument.column_stride = placement.column
+    argument.batch_stride = placement.batch
+
+
+def _pointer(tensor: Tensor, placement: Placement, place: tuple[int, ...]) -> int:
+    offset = sum(step * stride for step, stride in zip(place, placement.loops, strict=True)) if place else 0
+    return tensor.data_ptr() + offset * tensor.element_size()
 
 
 def plan_key(
@@ -109,6 +171,7 @@ def plan_key(
     operands: Mapping[str, Tensor | float],
     out: Tensor | Mapping[str, Tensor] | None,
     forced: str,
+    padded_output: bool = False,
 ) -> tuple[object, ...] | None:
     """Everything that decides how a call is computed; None if it has to go the long way."""
     names = epilogue.operands
@@ -139,7 +202,7 @@ def plan_key(
         return None
     if any(tensor.is_neg() for tensor in tensors):
         return None  # memory holds the opposite
-    key: list[object] = [id(epilogue), forced, numbers, out is None]
+    key: list[object] = [id(epilogue), forced, numbers, out is None, padded_output]
     for tensor in tensors:
         key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15)
     return tuple(key)

@@ -50,6 +50,6 @@ def built_cases(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def _fresh_announcements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test sees the fallback warnings that it causes."""
-    from gemm_ops import dispatch
+    from gemm_ops import announce
 
-    monkeypatch.setattr(dispatch, "_announced", set())
+    monkeypatch.setattr(announce, "_announced", set())

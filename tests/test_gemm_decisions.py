@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch import Tensor
 import epilogues as ep
 from epilogues.tree import Accumulator, Apply, EpilogueTree, Kind, Operand, Store
 from gemm_ops import dispatch
+from gemm_ops.addressing import Addressing, address
+from gemm_ops.addressing.views import given_view, new_view
 from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
-from gemm_ops.kernels.families import arch_of, choose_config, families_for, refusal, sm90_stages
-from gemm_ops.operands import OperandFacts
-from gemm_ops.outputs import bind_outputs
+from gemm_ops.kernels.families import arch_of, choose_config, families_for, sm90_stages
+from gemm_ops.outputs import new_output
 from gemm_ops.plan import plan_key
-from gemm_ops.problem import Matrix, Problem, read_matrix, read_problem
+from gemm_ops.problem import read_problem
 from gemm_ops.runtime.abi import MAX_OPERANDS
 
 # Layouts.
@@ -39,213 +40,123 @@ def shifted(rows: int, columns: int, elements: int) -> Tensor:
     return aligned(rows, wide)[:, elements : elements + columns]
 
 
-OVERLAP = "its elements overlap in memory (strides {}, {})"
-LAYOUTS: dict[str, tuple[Callable[[], Tensor], Matrix]] = {
-    "contiguous": (lambda: aligned(16, 32), Matrix("row", 32)),
-    "transposed": (lambda: aligned(32, 16).t(), Matrix("column", 16)),
-    "square": (lambda: aligned(16, 16), Matrix("row", 16)),
-    "columns of a wider one": (lambda: aligned(16, 64)[:, 8:40], Matrix("row", 64)),
-    "rows of a higher one": (lambda: aligned(16, 32)[3:9], Matrix("row", 32)),
-    "every second row": (lambda: aligned(16, 32)[::2], Matrix("row", 64)),
-    "odd columns, padded rows": (lambda: aligned(16, 40)[:, :33], Matrix("row", 40)),
-    "transposed, padded": (lambda: aligned(32, 24)[:, :17].t(), Matrix("column", 24)),
-    "odd columns": (
-        lambda: aligned(16, 33),
-        Matrix("row", 33, "its leading dimension of 33 elements is not a multiple of 16 bytes"),
-    ),
-    "odd rows, transposed": (
-        lambda: aligned(32, 17).t(),
-        Matrix("column", 17, "its leading dimension of 17 elements is not a multiple of 16 bytes"),
-    ),
-    "starts 2 bytes off": (
-        lambda: shifted(16, 32, 1),
-        Matrix("row", 40, "it starts 2 bytes after a multiple of 16 bytes"),
-    ),
-    "starts 8 bytes off": (
-        lambda: shifted(16, 32, 4),
-        Matrix("row", 40, "it starts 8 bytes after a multiple of 16 bytes"),
-    ),
-    "every second column": (lambda: aligned(16, 64)[:, ::2], Matrix(None, 0, "neither of its strides (64, 2) is 1")),
-    "one row expanded": (lambda: aligned(1, 32).expand(16, 32), Matrix(None, 0, OVERLAP.format(0, 1))),
-    "one column expanded": (lambda: aligned(16, 1).expand(16, 32), Matrix(None, 0, OVERLAP.format(1, 0))),
-    "one number expanded": (
-        lambda: aligned(1, 1).expand(16, 32),
-        Matrix(None, 0, "neither of its strides (0, 0) is 1"),
-    ),
-    "windows": (lambda: aligned(1, 64).as_strided((16, 32), (2, 1)), Matrix(None, 0, OVERLAP.format(2, 1))),
+@dataclass(frozen=True)
+class Expected:
+    """How SM90 kernels reach a matrix A: from which side, at which leading dimension; copied, and why."""
+
+    layout: str
+    leading: int
+    why: str = ""
+    copy: str = ""
+
+
+def padded(layout: str, leading: int, why: str) -> Expected:
+    return Expected(layout, leading, why, "padded")
+
+
+def gathered(leading: int, strides: tuple[int, int]) -> Expected:
+    return Expected("row", leading, f"neither of its strides {strides} is 1", "contiguous")
+
+
+ODD = "its leading dimension of {} elements is not a multiple of 16 bytes"
+OFF = "it starts {} bytes after a multiple of 16 bytes"
+LAYOUTS: dict[str, tuple[Callable[[], Tensor], Expected]] = {
+    "contiguous": (lambda: aligned(16, 32), Expected("row", 32)),
+    "transposed": (lambda: aligned(32, 16).t(), Expected("column", 16)),
+    "square": (lambda: aligned(16, 16), Expected("row", 16)),
+    "columns of a wider one": (lambda: aligned(16, 64)[:, 8:40], Expected("row", 64)),
+    "rows of a higher one": (lambda: aligned(16, 32)[3:9], Expected("row", 32)),
+    "every second row": (lambda: aligned(16, 32)[::2], Expected("row", 64)),
+    "odd columns, padded rows": (lambda: aligned(16, 40)[:, :33], Expected("row", 40)),
+    "transposed, padded": (lambda: aligned(32, 24)[:, :17].t(), Expected("column", 24)),
+    "odd columns": (lambda: aligned(16, 33), padded("row", 40, ODD.format(33))),
+    "odd rows, transposed": (lambda: aligned(32, 17).t(), padded("column", 24, ODD.format(17))),
+    "starts 2 bytes off": (lambda: shifted(16, 32, 1), padded("row", 32, OFF.format(2))),
+    "starts 8 bytes off": (lambda: shifted(16, 32, 4), padded("row", 32, OFF.format(8))),
+    "every second column": (lambda: aligned(16, 64)[:, ::2], gathered(32, (64, 2))),
+    "one row expanded": (lambda: aligned(1, 32).expand(16, 32), padded("row", 32, "its rows are repeated")),
+    "one column expanded": (lambda: aligned(16, 1).expand(16, 32), padded("column", 16, "its columns are repeated")),
+    "one number expanded": (lambda: aligned(1, 1).expand(16, 32), gathered(32, (0, 0))),
+    "windows": (lambda: aligned(1, 256).as_strided((16, 32), (8, 1)), Expected("row", 8)),
+    "narrow windows": (lambda: aligned(1, 64).as_strided((16, 32), (2, 1)), padded("row", 32, ODD.format(2))),
     # the stride of an extent of 1 means nothing, so one that is aligned is taken
-    "one odd row": (lambda: aligned(1, 33), Matrix("row", 40)),
-    "one row of a wider one": (lambda: aligned(16, 33)[:1], Matrix("row", 40)),
-    "one column of many": (lambda: aligned(32, 1), Matrix("column", 32)),
-    "one odd column": (lambda: aligned(33, 1), Matrix("column", 40)),
-    "one column of a padded one": (lambda: aligned(16, 8)[:, :1], Matrix("row", 8)),
-    "one column of an odd one": (
-        lambda: aligned(16, 9)[:, :1],
-        Matrix("row", 9, "its leading dimension of 9 elements is not a multiple of 16 bytes"),
-    ),
-    "one number": (lambda: aligned(1, 1), Matrix("row", 8)),
-    "one number off": (lambda: shifted(1, 1, 1), Matrix("row", 8, "it starts 2 bytes after a multiple of 16 bytes")),
-    "one row of every second column": (
-        lambda: aligned(1, 64)[:, ::2],
-        Matrix("column", 2, "its leading dimension of 2 elements is not a multiple of 16 bytes"),
-    ),
-    "fp32": (lambda: aligned(16, 36, torch.float32), Matrix("row", 36)),
-    "fp32, one odd row": (lambda: aligned(1, 33, torch.float32), Matrix("row", 36)),
-    "fp32, odd": (
-        lambda: aligned(16, 34, torch.float32),
-        Matrix("row", 34, "its leading dimension of 34 elements is not a multiple of 16 bytes"),
-    ),
+    "one odd row": (lambda: aligned(1, 33), Expected("row", 40)),
+    "one row of a wider one": (lambda: aligned(16, 33)[:1], Expected("row", 40)),
+    "one column of many": (lambda: aligned(32, 1), Expected("column", 32)),
+    "one odd column": (lambda: aligned(33, 1), Expected("column", 40)),
+    "one column of a padded one": (lambda: aligned(16, 8)[:, :1], Expected("row", 8)),
+    "one column of an odd one": (lambda: aligned(16, 9)[:, :1], padded("row", 8, ODD.format(9))),
+    "one number": (lambda: aligned(1, 1), Expected("row", 8)),
+    "one number off": (lambda: shifted(1, 1, 1), padded("row", 8, OFF.format(2))),
 }
 
 
 @pytest.mark.parametrize(("make", "expected"), LAYOUTS.values(), ids=LAYOUTS)
-def test_read_matrix(make: Callable[[], Tensor], expected: Matrix) -> None:
-    tensor = make()
-    rows, columns = tensor.shape
-    assert read_matrix(tensor, rows, columns, *tensor.stride()) == expected
-    if not expected.misalignment:
+def test_layouts_of_a(make: Callable[[], Tensor], expected: Expected) -> None:
+    a = make()
+    found = address("sm90", dispatch.bind_call(a, aligned(a.shape[1], 8), ep.builders.identity(), {}, None).request)
+    assert isinstance(found, Addressing)
+    placement = found.a
+    assert Expected(placement.layout, placement.leading, placement.why, placement.copy) == expected
+    if not expected.copy:
         # the addresses that a kernel computes from it are those of the elements
+        rows, columns = a.shape
         outer, inner = (0, 1) if expected.layout == "row" else (1, 0)
         for element in ((0, 0), (rows - 1, 0), (0, columns - 1), (rows - 1, columns - 1)):
-            offset = element[outer] * expected.leading_dimension + element[inner]
-            assert tensor.data_ptr() + offset * tensor.element_size() == tensor[element].data_ptr()
+            offset = element[outer] * expected.leading + element[inner]
+            assert a.data_ptr() + offset * a.element_size() == a[element].data_ptr()
 
 
 def test_read_problem() -> None:
     x, weight = torch.empty(2, 3, 16, 64).bfloat16(), torch.empty(32, 64).bfloat16()
-    problem, flat = read_problem(x, weight.t())
-    assert (problem.m, problem.n, problem.k) == (96, 32, 64) and problem.m_shape == (2, 3, 16)
+    problem = read_problem(x, weight.t())
+    assert (problem.m, problem.n, problem.k) == (96, 32, 64) and problem.m_shape == problem.extents == (2, 3, 16)
     assert problem.output_shape == (2, 3, 16, 32) and problem.element == "bf16"
-    assert (problem.a, problem.b) == (Matrix("row", 64), Matrix("column", 64))
-    assert flat.shape == (96, 64) and flat.data_ptr() == x.data_ptr()
-    # leading dimensions that cannot be counted as one are copied
-    problem, flat = read_problem(x.transpose(0, 1), weight.t())
-    assert problem.a == Matrix("row", 64) and flat.data_ptr() != x.data_ptr()
-    problem, _ = read_problem(x[0, 0, 0], weight.t())
-    assert (problem.m, problem.m_shape, problem.output_shape) == (1, (), (32,))
-    problem, _ = read_problem(x, torch.empty(3, 64, 32).bfloat16())
-    assert problem.a is problem.b is None and (problem.m, problem.m_shape) == (96, (2, 3, 16))
-    problem, _ = read_problem(x.double(), weight.t().double())
-    assert problem.element is None
+    problem = read_problem(x[0, 0, 0], weight.t())
+    assert (problem.m, problem.m_shape, problem.extents, problem.output_shape) == (1, (), (1,), (32,))
+    problem = read_problem(x, torch.empty(3, 64, 32).bfloat16())
+    assert (problem.m, problem.m_shape) == (96, (2, 3, 16))
+    assert read_problem(x.double(), weight.t().double()).element is None
 
 
-def test_layouts_of_new_outputs_are_those_that_pytorch_gives() -> None:
-    for m, n, epilogue in ((16, 32, "f32"), (16, 33, "bf16"), (1, 33, "f16"), (16, 34, "f32"), (16, 36, "f32")):
-        problem, _ = read_problem(torch.empty(m, 64), torch.empty(64, n))
-        tree = EpilogueTree((Store("D", Accumulator(), epilogue),))
-        _, ((promised, dtype),) = bind_outputs(tree.outputs, tree, problem, None, [])
-        fresh = torch.empty(m, n, dtype={"f32": torch.float32, "f16": torch.half, "bf16": torch.bfloat16}[dtype])
-        seen = read_matrix(fresh, m, n, *fresh.stride())
-        assert (promised.layout, promised.leading_dimension) == (seen.layout, seen.leading_dimension)
-        assert bool(promised.misalignment) == bool(seen.misalignment)
+def test_views_of_new_outputs_are_those_that_pytorch_gives() -> None:
+    for m, n, dtype in (
+        (16, 32, torch.float32),
+        (16, 33, torch.bfloat16),
+        (1, 33, torch.half),
+        (16, 34, torch.float32),
+    ):
+        for padding in (False, True):
+            problem = read_problem(torch.empty(3, m, 64), torch.empty(64, n))
+            fresh = new_output(problem, dtype, padded=padding)
+            promised = new_view(problem.extents, n, dtype.itemsize, padded=padding)
+            assert promised.view == given_view(fresh, problem.extents).view and promised.padding == padding
 
 
 # Families.
 
 
-def make_problem(m: int = 128, n: int = 256, k: int = 64, **changes: Any) -> Problem:
-    made = Problem(m, n, k, (m,), torch.bfloat16, "bf16", torch.device("cpu"), Matrix("row", k), Matrix("column", k))
-    return dataclasses.replace(made, **changes)
+def addressing_of(m: int, n: int, k: int = 64, family: str = "sm90") -> Addressing:
+    """That of ``linear`` with tensors without memory: as PyTorch allocates them."""
+    x, weight = (torch.empty(rows, k, dtype=torch.bfloat16, device="meta") for rows in (m, n))
+    found = address(family, dispatch.bind_call(x, weight.t(), ep.builders.identity(), {}, None).request)
+    assert isinstance(found, Addressing)
+    return found
 
 
-def output(dtype: str = "bf16", **changes: Any) -> tuple[Matrix, str]:
-    return dataclasses.replace(Matrix("row", 256), **changes), dtype
-
-
-ROW = OperandFacts("bias", Kind.ROW, "bf16")
-AUX = OperandFacts("residual", Kind.AUX, "bf16", matrix=Matrix("row", 256))
-
-# (problem, operands, outputs), what SM90 says, what SM80 says
-REFUSALS: dict[str, tuple[tuple[Problem, list[OperandFacts], list[tuple[Matrix, str]]], str, str]] = {
-    "taken": ((make_problem(), [ROW, AUX], [output()]), "", ""),
-    "batched b": ((make_problem(a=None, b=None), [], [output()]), "b has batch dimensions", "b has batch dimensions"),
-    "huge m": (
-        (make_problem(m=2**31), [], [output()]),
-        "an extent is larger than 2^31 - 1",
-        "an extent is larger than 2^31 - 1",
-    ),
-    "large m": ((make_problem(m=2**31 - 8), [], [output()]), "", ""),
-    "misaligned a": ((make_problem(a=Matrix("row", 63, "odd")), [], [output()]), "a: odd", "a: odd"),
-    "misaligned b": ((make_problem(b=Matrix("row", 63, "odd")), [], [output()]), "b: odd", "b: odd"),
-    "a without layout": (
-        (make_problem(a=Matrix(None, 0, "neither")), [], [output()]),
-        "a: neither",
-        "a: neither",
-    ),
-    "a by columns": ((make_problem(a=Matrix("column", 128)), [], [output()]), "", ""),
-    "misaligned aux": (
-        (make_problem(), [ROW, dataclasses.replace(AUX, matrix=Matrix("row", 255, "odd"))], [output()]),
-        "operand 'residual': odd",
-        "operand 'residual': odd",
-    ),
-    "aux by columns": (
-        (make_problem(), [dataclasses.replace(AUX, matrix=Matrix("column", 128))], [output()]),
-        "operand 'residual': its rows are not contiguous",
-        "operand 'residual': its rows are not contiguous",
-    ),
-    "misaligned output": (
-        (make_problem(), [], [output(), output("f32", misalignment="odd")]),
-        "output 1: odd",
-        "output 1: odd",
-    ),
-    "output by columns": (
-        (make_problem(), [], [output(layout="column", leading_dimension=128)]),
-        "output 0: its rows are not contiguous",
-        "output 0: its rows are not contiguous",
-    ),
-    "odd n, padded output": (
-        (make_problem(n=257), [], [output(leading_dimension=264)]),
-        "output 0: its rows of N=257 elements are not a multiple of 16 bytes",
-        "output 0: its rows of N=257 elements are not a multiple of 16 bytes",
-    ),
-    "n that suits fp32 only": (
-        (make_problem(n=260), [], [output("f32"), output("f16", leading_dimension=264)]),
-        "output 1: its rows of N=260 elements are not a multiple of 16 bytes",
-        "output 1: its rows of N=260 elements are not a multiple of 16 bytes",
-    ),
-    "n a multiple of 4, fp32": (
-        (make_problem(n=260), [], [output("f32", leading_dimension=260)]),
-        "",
-        "",
-    ),
-    "n a multiple of 4, b by rows": (
-        (make_problem(n=260, b=Matrix("row", 264)), [], [output("f32", leading_dimension=260)]),
-        "",
-        "b: its contiguous extent 260 is not a multiple of 8 elements",
-    ),
-    "odd k, padded": (
-        (make_problem(k=63, a=Matrix("row", 64), b=Matrix("column", 64)), [], [output()]),
-        "",
-        "a: its contiguous extent 63 is not a multiple of 8 elements",
-    ),
-    "odd k, b": (
-        (make_problem(k=63, a=Matrix("column", 128), b=Matrix("column", 64)), [], [output()]),
-        "",
-        "b: its contiguous extent 63 is not a multiple of 8 elements",
-    ),
-    "odd m, a by columns": (
-        (make_problem(m=129, a=Matrix("column", 136)), [], [output()]),
-        "",
-        "a: its contiguous extent 129 is not a multiple of 8 elements",
-    ),
-    "odd m": ((make_problem(m=129), [], [output()]), "", ""),
-    "row off": (
-        (make_problem(), [dataclasses.replace(ROW, aligned=False)], [output()]),
-        "",
-        "operand 'bias': it does not start at a multiple of 16 bytes",
-    ),
-    "column off": (
-        (make_problem(), [OperandFacts("scale", Kind.COLUMN, "f32", aligned=False)], [output()]),
-        "",
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize(("arguments", "sm90", "sm80"), REFUSALS.values(), ids=REFUSALS)
-def test_refusals(arguments: tuple[Any, Any, Any], sm90: str, sm80: str) -> None:
-    assert refusal("sm90", *arguments) == sm90
-    assert refusal("sm80", *arguments) == sm80
+def test_extents_beyond_32_bits_are_refused() -> None:
+    x = torch.empty(2**31, 8, dtype=torch.bfloat16, device="meta")
+    call = dispatch.bind_call(
+        x, torch.empty(8, 8, dtype=torch.bfloat16, device="meta"), ep.builders.identity(), {}, None
+    )
+    for family in ("sm90", "sm80"):
+        assert address(family, call.request) == "an extent is larger than 2^31 - 1"
+    # as rows of a batch they are taken, in more than one launch if need be
+    halves = dispatch.bind_call(
+        x.view(2, 2**30, 8), torch.empty(8, 8, dtype=torch.bfloat16, device="meta"), ep.builders.identity(), {}, None
+    )
+    found = address("sm90", halves.request)
+    assert isinstance(found, Addressing) and (found.m, found.batch) == (2**30, 2)
 
 
 def test_families_by_capability() -> None:
@@ -272,29 +183,30 @@ CHOICES = {
 @pytest.mark.parametrize(("shape", "name"), CHOICES.items(), ids=str)
 def test_choice_of_configuration(shape: tuple[int, int, int], name: str) -> None:
     """The measured choices of ``kernels/config.py``, on 132 multiprocessors."""
-    config = choose_config("sm90", make_problem(*shape), BIAS_GELU, 132)
+    config = choose_config("sm90", addressing_of(*shape), BIAS_GELU, 132)
     assert config is not None and config.name == name
 
 
 def test_raster_of_the_pingpong_tiles() -> None:
     for shape, swizzle in (((4096, 11008, 4096), 1), ((8192, 14336, 4096), 8)):
-        config = choose_config("sm90", make_problem(*shape), BIAS_GELU, 132)
+        config = choose_config("sm90", addressing_of(*shape), BIAS_GELU, 132)
         assert config is not None and config.swizzle == swizzle
 
 
 def test_every_configuration_is_chosen_for_some_shape() -> None:
     """A row of the table that nothing chooses is a row too many."""
-    shapes = [(m, n, 4096) for m in (16, 128, 512, 1024, 2048, 4096, 8192) for n in range(512, 16384, 512)]
+    rows = (16, 128, 512, 1024, 2048, 4096, 8192)
+    shapes = [(m, n + odd, 4096) for m in rows for n in range(512, 16384, 512) for odd in (0, 1)]
     for family, table in (("sm90", SM90_CONFIGS), ("sm80", SM80_CONFIGS)):
-        chosen = {choose_config(family, make_problem(*shape), BIAS_GELU, 132).name for shape in shapes}  # type: ignore
+        chosen = {choose_config(family, addressing_of(*shape, family=family), BIAS_GELU, 132).name for shape in shapes}  # type: ignore
         assert chosen == {config.name for config in table}
 
 
 def test_sm80_takes_large_tiles_where_they_fill_the_device() -> None:
     large, small = SM80_CONFIGS
-    assert choose_config("sm80", make_problem(4096, 4096), BIAS_GELU, 132) == large  # 1024 tiles
-    assert choose_config("sm80", make_problem(1408, 1536), BIAS_GELU, 132) == large  # 11 x 12 = 132
-    assert choose_config("sm80", make_problem(1280, 1664), BIAS_GELU, 132) == small  # 10 x 13 = 130
+    assert choose_config("sm80", addressing_of(4096, 4096, family="sm80"), BIAS_GELU, 132) == large  # 1024 tiles
+    assert choose_config("sm80", addressing_of(1408, 1536, family="sm80"), BIAS_GELU, 132) == large  # 11 x 12 = 132
+    assert choose_config("sm80", addressing_of(1280, 1664, family="sm80"), BIAS_GELU, 132) == small  # 10 x 13 = 130
 
 
 def tree_of(matrices: int, dtype: str = "bf16", outputs: int = 1) -> EpilogueTree:
@@ -305,7 +217,7 @@ def tree_of(matrices: int, dtype: str = "bf16", outputs: int = 1) -> EpilogueTre
 
 
 def test_matrices_of_the_epilogue_take_their_share_of_shared_memory() -> None:
-    problem = make_problem(4096, 4096, 4096)
+    problem = addressing_of(4096, 4096, 4096)
     stages = {config.name: sm90_stages(config, tree_of(0)) for config in SM90_CONFIGS}
     # (232448 - 1024 - 2 * 128 * 32 * 2 bytes) / ((128 + 256) * 64 * 2), and so on
     assert stages["sm90_cooperative_128x256x64_2x1"] == 4
@@ -347,7 +259,7 @@ def test_the_suite_has_a_configuration_for_every_aligned_shape() -> None:
     for build in ep.builders.SUITE.values():
         for m, n, k in shapes:
             for family in ("sm90", "sm80"):
-                assert choose_config(family, make_problem(m, n, k), resolved(build()), 132) is not None
+                assert choose_config(family, addressing_of(m, n, k, family), resolved(build()), 132) is not None
 
 
 # Keys of plans.
@@ -490,22 +402,6 @@ def test_out_given_by_name_or_not_is_one_plan() -> None:
 # Calls, as far as they go without a device.
 
 
-def test_a_call_is_direct_only_without_copies() -> None:
-    a, b = aligned(16, 64), aligned(64, 32)
-    operands: dict[str, Any] = {"row_scale": torch.ones(16), "col_scale": torch.ones(32), "bias": torch.ones(32)}
-
-    def is_direct(a: Tensor = a, **changes: Tensor) -> bool:
-        return dispatch.bind_call(a, b, DEQUANT, operands | changes, None).is_direct
-
-    assert (
-        is_direct()
-        and is_direct(row_scale=torch.ones(16, 1))
-        and is_direct(a.view(4, 4, 64), row_scale=torch.ones(4, 4))
-    )
-    assert not is_direct(bias=torch.ones(64)[::2])
-    assert not is_direct(aligned(16, 64).view(4, 4, 64).transpose(0, 1), row_scale=torch.ones(4, 4))
-
-
 @pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
 def test_resolved_trees_go_by_structure() -> None:
     """One tree for epilogues that differ in names, and the names of each in its results."""
@@ -540,8 +436,9 @@ def test_bound_operands() -> None:
     facts = [operand.facts for operand in call.operands]
     assert [fact.kind for fact in facts] == [Kind.ROW, Kind.ROW, Kind.SCALAR, Kind.AUX]
     assert [fact.dtype for fact in facts] == ["f32", "bf16", "f32", "bf16"]
-    assert [fact.aligned for fact in facts] == [False, True, True, True]
-    assert facts[3].matrix == Matrix("row", 48)
+    scale, _, _, matrix = call.request.operands
+    assert scale.view is not None and (scale.view.offset, scale.view.n) == (4, 1)
+    assert matrix.view is not None and (matrix.view.lead, matrix.view.n) == ((48,), 1)
     assert call.operands[2].tensor is None and call.operands[2].value == 2.0
     assert [str(operand.dtype) for operand in call.tree.operands] == ["f32", "bf16", "f32", "bf16"]
     assert call.tree.outputs[0].dtype == "bf16"

@@ -28,6 +28,7 @@ from epilogues.operations import OPERATIONS
 from epilogues.tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Operand, Store
 from gemm_ops.build.cache import find_library
 from gemm_ops.kernels import spec as spec_module
+from gemm_ops.kernels.access import ALIGNED, STRIDED, WHOLE, Access
 from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
 from gemm_ops.kernels.spec import KernelSpec
 from gemm_ops.lowering.functors import functor_source, variant_of
@@ -64,6 +65,15 @@ TREES = {
     "train_gelu": resolved(ep.builders.SUITE["train_gelu"](), "f16"),
     "three_dtypes": resolved(three_dtypes),
     "casts_and_constants": resolved(casts_and_constants),
+    "gate_unaligned": resolved(ep.builders.SUITE["gate"]()),
+    "every_kind_batched": resolved(every_kind, "bf16", {"alpha": "f32"}),
+}
+#: how the matrices are reached, where it is not in 16 bytes at a time: by name and family
+ACCESS = {
+    ("gate_unaligned", "sm90"): Access(operands=(0, 1), outputs=(1,)),
+    ("gate_unaligned", "sm80"): Access(operands=(0, 1), outputs=(1,), a=2, b=1),
+    ("every_kind_batched", "sm90"): Access(operands=(0, 0, 0, STRIDED), outputs=(WHOLE, STRIDED), batched=True),
+    ("every_kind_batched", "sm80"): Access(batched=True),
 }
 PAIRS = [(name, family) for name in TREES for family in FAMILIES]
 
@@ -71,6 +81,7 @@ PAIRS = [(name, family) for name in TREES for family in FAMILIES]
 def golden_spec(name: str, family: str) -> KernelSpec:
     # in the suite's layouts, but for one tree that shows the others
     spec = spec_of(TREES[name], family, "f16" if name in ("dequant", "train_gelu") else "bf16")
+    spec = dataclasses.replace(spec, access=ACCESS.get((name, family), ALIGNED))
     return dataclasses.replace(spec, layout_a="column", layout_b="row") if name == "three_dtypes" else spec
 
 

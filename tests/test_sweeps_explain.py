@@ -89,7 +89,7 @@ def test_json_is_for_the_shape_and_dtype_asked_for(capsys: pytest.CaptureFixture
         (["residual", "--shape", "1,2,3", "--device", "h300"], "unknown device 'h300'"),
         (["residual", "--shape", "1,2,3", "--device", "h200", "--measure"], "bandwidth is measured on a CUDA device"),
         (["residual", "--shape", "1,2,3", "--format", "html"], "invalid choice"),
-        (["residual", "--shape", "1,2,3", "--format", "source"], "no kernel takes this problem"),
+        (["residual", "--shape", "1,2,3", "--dtype", "fp32", "--format", "source"], "no kernel takes this problem"),
         (["residual", "--shape", "1,2,3", "--output", "/no/such/folder/file"], "there is no folder"),
         (["math:pi", "--shape", "1,2,3"], "not an epilogue"),
     ],

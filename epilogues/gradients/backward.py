@@ -17,7 +17,9 @@ Contract
 * The operands of a pass are operands of the forward, values that the forward stored, and gradients of further
   outputs; ``BackwardPass.sources`` says which is which.
 * The gradient of a row, a column or a scalar is a sum over elements, which no epilogue computes: an output of the
-  pass holds the terms, and ``over`` says along which extents to sum them.
+  pass holds the terms, and ``over`` says along which extents to sum them.  So is that of an aux where it was given
+  for fewer batches than there are.  Which dimensions these are depends on the operand's shape; ``Gradient.dims``
+  tells them.
 * A value is stored once, whatever it is the gradient of: often a bias's terms are the accumulator's gradient itself.
 
 :func:`epilogues.gradients.derivative.derivative` makes these objects.
@@ -25,7 +27,7 @@ Contract
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,14 +37,15 @@ from torch import Tensor
 from ..declare import Epilogue
 from ..dtypes import dtype_name, torch_dtype
 from ..errors import BroadcastError, DtypeError, EpilogueError
-from ..operand_shapes import bind_kind
+from ..operand_shapes import bind_kind, repeated_dims, spread_shape
 from ..reference import check_dense, evaluate
 from ..source import short
 from ..tree import MAIN_OUTPUT, EpilogueTree, Kind, Operand
 
 #: What the accumulator is called where operands go by name.
 ACCUMULATOR = "accumulator"
-#: The extents that an operand's gradient is summed over; None: known when the operand's kind is.
+#: The extents that an operand's gradient is summed over, batch dimensions not counted that the operand has or has
+#: not; None: known when the operand's kind is.
 SUMMED_OVER: dict[Kind, tuple[str, ...] | None] = {
     Kind.AUX: (),
     Kind.ROW: ("M",),
@@ -75,13 +78,35 @@ class Gradient:
         target: "accumulator", or the operand's name.
         output: the output of the pass.
         over: the extents to sum that output over, in float32: ("M",) for a row, ("N",) for a column, both for a
-            scalar, none where the output is the gradient.  None: an operand without annotation, summed over what
-            its kind says.
+            scalar, none for an aux and the accumulator.  Batch dimensions are summed over too where the operand
+            does not have them, of an aux too; :meth:`dims` tells them.  None: an operand without annotation, summed
+            over what its kind says.
     """
 
     target: str
     output: str
     over: tuple[str, ...] | None
+
+    def dims(self, shape: Sequence[int], accumulator: Sequence[int]) -> tuple[int, ...]:
+        """The dimensions of the output to sum over, for an operand that was given in a shape.
+
+            >>> gradient = Gradient("bias", "D", ("M",))
+            >>> gradient.dims((8,), accumulator=(2, 3, 8)), gradient.dims((2, 1, 8), accumulator=(2, 3, 8))
+            ((0, 1), (1,))
+
+        The gradient is ``output.sum(dims).reshape(shape)`` where there are any, else ``output.reshape(shape)``.
+
+        Args:
+            shape: the operand's, () of a number.
+            accumulator: the output's shape, which is that of the accumulator: (..., M, N).
+
+        Raises:
+            BroadcastError: if the shape is not one that the operand can have.
+        """
+        *m_shape, n = accumulator
+        kind = next(kind for kind, over in SUMMED_OVER.items() if over == self.over)
+        kind = bind_kind(Operand(self.target, kind, 0), tuple(shape), tuple(m_shape), n)
+        return repeated_dims(spread_shape(kind, tuple(shape), tuple(m_shape), n), tuple(accumulator))
 
     def __str__(self) -> str:
         how = "summed over what its kind says" if self.over is None else f"summed over {' and '.join(self.over)}"
@@ -204,7 +229,7 @@ class Backward:
             for gradient in one.gradients:
                 value = outputs[gradient.output]
                 if gradient.target != ACCUMULATOR:
-                    value = self._as_operand(gradient.target, value, operands, compute_dtype)
+                    value = _as_operand(gradient, value, operands, compute_dtype)
                 found[gradient.target] = value
         for target in self.zero:
             found[target] = self._zero(target, given, operands, compute_dtype)
@@ -227,21 +252,6 @@ class Backward:
             return {}
         return {name: torch.zeros_like(like) if value is None else value for name, value in given.items()}
 
-    def _as_operand(
-        self, name: str, value: Tensor, operands: Mapping[str, Tensor | float], compute_dtype: torch.dtype
-    ) -> Tensor:
-        """The terms of an operand's gradient, summed to its shape."""
-        given = _of(operands, name, "operand")
-        shape = given.shape if isinstance(given, Tensor) else ()
-        kind = bind_kind(self._operand(name), shape, tuple(value.shape[:-1]), value.shape[-1])
-        over = SUMMED_OVER[kind]
-        assert over is not None, "a bound operand has a kind"
-        rows = tuple(range(value.ndim - 1)) if "M" in over else ()
-        dims = (*rows, value.ndim - 1) if "N" in over else rows
-        if dims:  # of no dimensions, sum means all
-            value = value.sum(dims, dtype=compute_dtype)
-        return value.reshape(shape).to(given.dtype if isinstance(given, Tensor) else compute_dtype)
-
     def _zero(
         self,
         target: str,
@@ -256,9 +266,6 @@ class Backward:
         given = _of(operands, target, "operand")
         return torch.zeros_like(given) if isinstance(given, Tensor) else torch.zeros((), dtype=compute_dtype)
 
-    def _operand(self, name: str) -> Operand:
-        return next(operand for operand in self.forward.tree.operands if operand.name == name)
-
     def __str__(self) -> str:
         stored = [f"{name} (stored for the backward)" if name in self.added else name for name in self.forward.outputs]
         lines = [f"forward: {', '.join(stored)}"]
@@ -270,6 +277,18 @@ class Backward:
         if self.zero:
             lines.append(f"zero: {', '.join(self.zero)}")
         return "\n".join(lines)
+
+
+def _as_operand(
+    gradient: Gradient, terms: Tensor, operands: Mapping[str, Tensor | float], compute_dtype: torch.dtype
+) -> Tensor:
+    """The terms of an operand's gradient, summed to its shape."""
+    given = _of(operands, gradient.target, "operand")
+    shape = given.shape if isinstance(given, Tensor) else ()
+    dims = gradient.dims(shape, terms.shape)
+    if dims:  # of no dimensions, sum means all
+        terms = terms.sum(dims, dtype=compute_dtype)
+    return terms.reshape(shape).to(given.dtype if isinstance(given, Tensor) else compute_dtype)
 
 
 def _by_name(what: str, given: Any, known: tuple[str, ...], role: str) -> dict[str, Any]:

@@ -21,6 +21,8 @@ Contract
   unrounded, in float32.
 * Gradients with respect to rows, columns and scalars are terms, one for each element of the accumulator, stored in
   float32 and summed outside.  What autograd computes on such an operand alone, after the sum, is computed on the terms.
+  An aux that is given for fewer batches than there are is summed outside too; here it counts as having as many
+  elements as the accumulator, so that its terms are cast and stored as its gradient is.
 * A gradient is computed in the compute dtype and not rounded before it is stored, whatever the rounding of the
   forward.  Eager rounding makes casts of a resolved tree; there gradients are rounded after every operation, as eager
   autograd does, and where the tree is not resolved they are not.

@@ -30,7 +30,7 @@ from pathlib import Path
 import filelock
 
 from ..errors import ToolchainError
-from ..kernels.spec import KernelSpec
+from .buildable import Buildable
 
 LIBRARY = "kernel.so"
 SOURCE = "kernel.cu"
@@ -46,7 +46,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemm-ops"
 
 
-def find_library(spec: KernelSpec) -> Path | None:
+def find_library(spec: Buildable) -> Path | None:
     """The built library of a kernel, if it is there."""
     path = cache_folder() / "kernels" / spec.key / LIBRARY
     try:
@@ -55,7 +55,7 @@ def find_library(spec: KernelSpec) -> Path | None:
         return None
 
 
-def discard(spec: KernelSpec) -> None:
+def discard(spec: Buildable) -> None:
     """Removes a kernel from the cache, such as one that does not load."""
     shutil.rmtree(cache_folder() / "kernels" / spec.key, ignore_errors=True)
 
@@ -87,7 +87,7 @@ class BuildSlot:
 
 
 @contextlib.contextmanager
-def build_slot(spec: KernelSpec) -> Iterator[BuildSlot | None]:
+def build_slot(spec: Buildable) -> Iterator[BuildSlot | None]:
     """Waits for the right to build a kernel; gives None if another process has built it meanwhile.
 
     Raises:

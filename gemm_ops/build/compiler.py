@@ -20,19 +20,21 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ..errors import BuildError
+from ..kernels.pad_spec import PadSpec
 from ..kernels.spec import KernelSpec, cutlass_version
+from .buildable import Buildable
 from .cache import LIBRARY, RECORD, SOURCE, BuildSlot, build_slot, find_library
 from .flags import FLAGS
 from .toolchain import Toolchain, find_toolchain
 
 #: Called for every kernel: the spec, the seconds it took, and whether it was there already.
-OnDone = Callable[[KernelSpec, float, bool], None]
+OnDone = Callable[[Buildable, float, bool], None]
 
 _failures: dict[str, BuildError] = {}
 lowering_lock = threading.Lock()  # the CUTLASS interface keeps global state
 
 
-def compile_command(spec: KernelSpec, toolchain: Toolchain, source: Path, library: Path) -> list[str]:
+def compile_command(spec: Buildable, toolchain: Toolchain, source: Path, library: Path) -> list[str]:
     """The nvcc command line of one kernel."""
     include = [Path(__file__).resolve().parent.parent / "cuda", *toolchain.include]
     return [
@@ -47,7 +49,7 @@ def compile_command(spec: KernelSpec, toolchain: Toolchain, source: Path, librar
     ]
 
 
-def build_kernel(spec: KernelSpec, *, quiet: bool = False) -> Path:
+def build_kernel(spec: Buildable, *, quiet: bool = False) -> Path:
     """The library of a kernel, built if it is not in the cache yet (about a minute for SM90).
 
     Raises:
@@ -72,18 +74,18 @@ def build_kernel(spec: KernelSpec, *, quiet: bool = False) -> Path:
         return library
 
 
-def remember_failure(spec: KernelSpec, error: BuildError) -> None:
+def remember_failure(spec: Buildable, error: BuildError) -> None:
     """Keeps this process from trying a kernel again: the next try would take as long and end alike."""
     _failures[spec.key] = error
 
 
-def raise_failure(spec: KernelSpec) -> None:
+def raise_failure(spec: Buildable) -> None:
     """Raises what an earlier try in this process ended with, if it failed."""
     if (error := _failures.get(spec.key)) is not None:
         raise error
 
 
-def _compile(spec: KernelSpec, toolchain: Toolchain, slot: BuildSlot) -> Path:
+def _compile(spec: Buildable, toolchain: Toolchain, slot: BuildSlot) -> Path:
     with lowering_lock:
         source = spec.source()
     (slot.folder / SOURCE).write_text(source)
@@ -131,7 +133,7 @@ def _excerpt(output: str, lines: int = 30) -> str:
     return "\n".join(f"  {line}" for line in chosen[:lines]) + rest
 
 
-def build_kernels(specs: Iterable[KernelSpec], *, jobs: int | None = None, on_done: OnDone | None = None) -> None:
+def build_kernels(specs: Iterable[Buildable], *, jobs: int | None = None, on_done: OnDone | None = None) -> None:
     """Builds many kernels, several at a time.
 
     Args:
@@ -144,13 +146,13 @@ def build_kernels(specs: Iterable[KernelSpec], *, jobs: int | None = None, on_do
     """
     specs = list(specs)
     for spec in specs:
-        if not isinstance(spec, KernelSpec):
+        if not isinstance(spec, KernelSpec | PadSpec):
             raise TypeError(f"expected kernel specs, such as backend_for(...).spec, got {type(spec).__name__}")
     unique = list({spec.key: spec for spec in specs}.values())
     workers = jobs or len(os.sched_getaffinity(0))
     failures: list[BuildError] = []
 
-    def build(spec: KernelSpec) -> tuple[float, bool]:
+    def build(spec: Buildable) -> tuple[float, bool]:
         start = time.perf_counter()
         cached = find_library(spec) is not None
         build_kernel(spec, quiet=True)

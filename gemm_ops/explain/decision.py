@@ -48,7 +48,6 @@ class Facts:
     coverage: Coverage
     registers: RegisterUse | None
     device: Device
-    padded: str  # the nearest extents that a kernel takes, where these are refused; "" if there are none
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,6 @@ def decide_fusion(facts: Facts) -> FusionDecision:
     change = f"({in_time(times.eager.expected)} -> {in_time(times.fused.expected)})"
     if facts.kernel.spec is None:
         reasons = [f"A kernel that took it would need {saving} {change}. As it is, PyTorch computes the call, unfused."]
-        if facts.padded:
-            reasons.insert(0, f"Padded to {facts.padded}, it would be fused.")
         return FusionDecision("not possible", f"CANNOT BE FUSED: {facts.kernel.refusal}", tuple(reasons))
     reasons = _reasons(facts)
     if not times.saved_share:
@@ -172,6 +169,12 @@ def _gemm_reason(facts: Facts) -> str:
     if spec is not None and uses_older_instructions(spec.config.family, facts.device):
         slower = f"{in_time(fused_gemm)} in an {spec.config.family} kernel, whose mma.sync is slower"
         return f"The GEMM takes about {in_time(times.gemm_expected)} in PyTorch and {slower}; {eager}, {fused}."
+    if times.copies:
+        fused += f" and {in_time(times.copies)} for copies into padded rows"
+        fused_gemm -= times.copies
+    if times.gemm_is_misaligned:
+        slow = f"The GEMM takes about {in_time(times.gemm_expected)} in PyTorch, as cuBLAS has a slow kernel for an odd"
+        return f"{slow} N or K, and {in_time(fused_gemm)} in the fused kernel; {eager}, {fused}."
     if (traffic := fused_gemm - times.gemm_expected) > 0.01 * times.fused.expected:
         fused += f" and {in_time(traffic)} for the bytes of the epilogue"
     return (

@@ -11,12 +11,15 @@ shares are assumed.  It is good for a decision, not for a benchmark: the compari
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from epilogues.analysis import Cost, Roofline, Traffic, place_on_roofline
-from epilogues.tree import Apply, Cast, EpilogueTree
+from epilogues.dtypes import torch_dtype
+from epilogues.tree import Apply, Cast, EpilogueTree, Kind
 
+from ..addressing import Addressing
 from ..lowering.stages import split_stages
 from .devices import Device
 
@@ -25,6 +28,8 @@ ATTAINED_PEAK = 0.75
 #: How fast an SM80 kernel is on compute capability 9, as a share of cuBLAS, which uses wgmma: 0.49 measured on an H200
 #: with bias + tanh-gelu at 4096 and 8192 cubed.
 MMA_SYNC_SHARE = 0.49
+#: Operations per second of cuBLAS with 16-bit matrices and an odd N or K on compute capability 9: 130 TFLOP/s measured.
+MISALIGNED_RATE = 130e12
 #: Share of the bandwidth that a kernel reaches: 4.3 TB/s measured of 4.8.
 ATTAINED_BANDWIDTH = 0.9
 #: What a GEMM takes on top, filling and draining its pipeline: 12 us for 777x1544x1032, whose arithmetic takes 3.
@@ -56,6 +61,8 @@ class Times:
     Attributes:
         gemm_expected: seconds of the eager computation's GEMM alone.
         fused_arithmetic: seconds of the fused kernel's elementwise arithmetic.
+        copies: seconds of copies into padded rows before the fused kernel.
+        gemm_is_misaligned: whether the eager GEMM runs in cuBLAS' slow kernel for an odd N or K.
     """
 
     eager: Time
@@ -65,6 +72,8 @@ class Times:
     fused_roofline: Roofline
     gemm_expected: float
     fused_arithmetic: float
+    copies: float = 0.0
+    gemm_is_misaligned: bool = False
 
     @property
     def saved_share(self) -> float:
@@ -78,7 +87,16 @@ class Times:
 
 
 def estimate_times(
-    traffic: Traffic, m: int, n: int, k: int, element: str, device: Device, *, instructions: int, family: str
+    traffic: Traffic,
+    m: int,
+    n: int,
+    k: int,
+    element: str,
+    device: Device,
+    *,
+    instructions: int,
+    family: str,
+    copied: Sequence[int] = (),
 ) -> Times:
     """The times of a problem on a device; see the module's first page.
 
@@ -89,6 +107,7 @@ def estimate_times(
         device: whose figures to use.
         instructions: that the fused kernel executes for one element besides the product.
         family: of the fused kernel.
+        copied: bytes that each copy before the fused kernel moves.
     """
     operations = 2.0 * m * n * k
     peak = device.peak(element)
@@ -103,10 +122,14 @@ def estimate_times(
         )
         return place, Time(place.seconds, GEMM_SECONDS + busy)
 
-    gemm_place, gemm_time = gemm(traffic.gemm.bytes)
+    misaligned = element != "f32" and bool(n % 2 or k % 2) and device.capability[0] == 9 and operations > 0
+    gemm_place, gemm_time = gemm(
+        traffic.gemm.bytes, min(1.0, MISALIGNED_RATE / (ATTAINED_PEAK * peak)) if misaligned else 1.0
+    )
     older = uses_older_instructions(family, device)
     fused_place, fused_time = gemm(traffic.fused_bytes, MMA_SYNC_SHARE if older else 1.0)
     arithmetic = arithmetic_seconds(instructions * m * n, device)
+    copies = _sum([_elementwise(bytes, 0, device) for bytes in copied])
     eager = [
         _elementwise(kernel.bytes, kernel.instructions * kernel.elements, device) for kernel in traffic.elementwise
     ]
@@ -114,12 +137,26 @@ def estimate_times(
     return Times(
         eager=_sum([gemm_time, *eager]),
         compiled=_sum([gemm_time, *tail]),
-        fused=Time(fused_time.limit, fused_time.expected + arithmetic),
+        fused=Time(fused_time.limit + copies.limit, fused_time.expected + arithmetic + copies.expected),
         gemm=gemm_place,
         fused_roofline=fused_place,
         gemm_expected=gemm_time.expected,
         fused_arithmetic=arithmetic,
+        copies=copies.expected,
+        gemm_is_misaligned=misaligned,
     )
+
+
+def copied_bytes(addressing: Addressing, element: str, operands: Mapping[str, tuple[Kind, str]]) -> tuple[int, ...]:
+    """What each copy of a call moves, read and written; copies of rows and columns do not count."""
+    m, n, k, size = addressing.m, addressing.n, addressing.k, torch_dtype(element).itemsize
+    problems = addressing.batch * math.prod(addressing.loops)
+    moved = [2 * m * k * size * problems] if addressing.a.copy else []
+    moved += [2 * k * n * size] if addressing.b.copy else []
+    for placement, (kind, dtype) in zip(addressing.operands, operands.values(), strict=True):
+        if placement.copy and kind is Kind.AUX:
+            moved.append(2 * m * n * torch_dtype(dtype).itemsize * problems)
+    return tuple(moved)
 
 
 def uses_older_instructions(family: str, device: Device) -> bool:

@@ -19,7 +19,8 @@ The form, version 1.  Times are seconds, rates per second, sizes bytes, shares f
                               gemm_expected: the eager GEMM alone
     instructions              for one element
     dtypes                    list of {text, dtype, conversion, file, line}; file and line null where not known
-    kernel                    null, or {name, family, tile, cluster, arch, key, built: true or false}
+    kernel                    null, or {name, family, tile, cluster, arch, key, built: true or false, routes: how each
+                              tensor reaches it, a sentence each}
     refusal                   why there is no kernel; ""
     registers                 null, or {live, live_at, live_limit, carried, accumulators, fragment, needed, budget,
                               warns}
@@ -140,6 +141,7 @@ def _kernel(report: Report) -> dict[str, Any] | None:
         "arch": spec.arch,
         "key": spec.key,
         "built": report.kernel.library is not None,
+        "routes": list(report.kernel.routes),
     }
 
 

@@ -19,8 +19,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..addressing import Addressing
 from ..build.cache import RECORD, find_library
-from ..dispatch import Call
+from ..dispatch import Call, describe_routes
 from ..kernels.config import KernelConfig
 from ..kernels.selection import Target, problem_refusal, select_kernel
 from ..kernels.spec import KernelSpec
@@ -36,12 +37,16 @@ class KernelChoice:
         refusal: why none does, in words; "" if one does.
         library: where it is built already; None if it is not.
         passed_over: why the families that the device would rather use do not take the call, in words; "".
+        routes: how each tensor reaches the kernel, in words.
+        addressing: the same as data.
     """
 
     spec: KernelSpec | None
     refusal: str
     library: Path | None = None
     passed_over: str = ""
+    routes: tuple[str, ...] = ()
+    addressing: Addressing | None = None
 
     @property
     def config(self) -> KernelConfig | None:
@@ -50,23 +55,18 @@ class KernelChoice:
 
 def choose_kernel(call: Call, device: Device) -> KernelChoice:
     """The kernel of a call on a device; see the module's first page."""
-    refused = problem_refusal(call.problem, len(call.operands), len(call.output_layouts))
+    refused = problem_refusal(call.problem, len(call.operands), len(call.tree.outputs))
     if refused:
         return KernelChoice(None, refused)
-    facts = [operand.facts for operand in call.operands]
+    assert call.problem.element is not None
     target = Target(device.capability, device.multiprocessors)
-    selection = select_kernel(call.tree, call.problem, facts, call.output_layouts, target=target)
-    if selection.spec is None:
-        return KernelChoice(None, _in_users_names(selection.reason, call.epilogue.outputs))
-    passed_over = _in_users_names(selection.reason, call.epilogue.outputs)
-    return KernelChoice(selection.spec, "", find_library(selection.spec), passed_over)
-
-
-def _in_users_names(reason: str, outputs: tuple[str, ...]) -> str:
-    """A refusal with the names that ``linear`` has for the matrices, and the epilogue for its outputs."""
-    reason = re.sub(r"(^|; )a:", r"\1x:", reason)
-    reason = re.sub(r"(^|; )b:", r"\1weight:", reason)
-    return re.sub(r"(^|; )output (\d+):", lambda match: f"{match[1]}output {outputs[int(match[2])]}:", reason)
+    selection = select_kernel(call.tree, call.problem.element, call.request, target=target)
+    if selection.spec is None or selection.addressing is None:
+        return KernelChoice(None, selection.reason)
+    routes = describe_routes(call.epilogue, selection.addressing, "x", "weight")
+    return KernelChoice(
+        selection.spec, "", find_library(selection.spec), selection.reason, routes, selection.addressing
+    )
 
 
 @dataclass(frozen=True)

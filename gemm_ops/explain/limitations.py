@@ -29,7 +29,6 @@ def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tup
     found = [
         "Forward only: a call with an argument that requires grad is computed, and differentiated, unfused.",
         "Inside torch.compile a call breaks the graph.",
-        "Weights with batch dimensions of their own are computed unfused.",
     ]
     if kernel.spec is None:
         return (f"No kernel takes this problem: {kernel.refusal}.", *found)
@@ -45,10 +44,6 @@ def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tup
     if kernel.library is None:
         seconds = "about a minute" if kernel.spec.config.family == "sm90" else "about half a minute"
         found.append(f"The first call builds the kernel with nvcc, which takes {seconds}; it is kept on disk.")
-    found.append(
-        "Views of larger matrices are fused only where they start, and their rows follow each other, at multiples of "
-        "16 bytes."
-    )
     if tree.rounding == "once":
         found.append(
             "Not bit-identical to eager PyTorch, which rounds after every operation: values are rounded at casts and "

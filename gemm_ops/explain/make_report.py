@@ -25,11 +25,10 @@ from epilogues.tree import EpilogueTree, Node, Operand
 from ..dispatch import Call, bind_call
 from ..kernels.families import families_for
 from ..lowering.functors import variant_of
-from ..problem import ACCESS_BYTES
 from .coverage import cover
 from .decision import Facts, decide_fusion
 from .devices import DEFAULT, DEVICES, Device, find_device, measure_bandwidth, present_device
-from .estimate import estimate_times, instructions_of
+from .estimate import copied_bytes, estimate_times, instructions_of
 from .kernel import built_resources, choose_kernel
 from .limitations import limitations
 from .registers import estimate_registers
@@ -94,12 +93,19 @@ def explain(
     kernel = choose_kernel(call, figures)
     families = [kernel.config.family] if kernel.config else families_for(figures.capability)
     times = estimate_times(
-        traffic, m, n, k, element, figures, instructions=instructions, family=next(iter(families), "sm80")
+        traffic,
+        m,
+        n,
+        k,
+        element,
+        figures,
+        instructions=instructions,
+        family=next(iter(families), "sm80"),
+        copied=copied_bytes(kernel.addressing, element, facts) if kernel.addressing is not None else (),
     )
     registers = None if kernel.config is None else estimate_registers(resolved, kernel.config)
     coverage = cover(declared, element, traffic)
-    padded = "" if kernel.spec is not None else _padded(epilogue, m, n, k, element, facts, figures)
-    decision = decide_fusion(Facts(m, n, k, traffic, times, kernel, coverage, registers, figures, padded))
+    decision = decide_fusion(Facts(m, n, k, traffic, times, kernel, coverage, registers, figures))
     return Report(
         name=epilogue.name,
         m=m,
@@ -209,23 +215,3 @@ def _bind(epilogue: Epilogue, m: int, n: int, k: int, element: str, facts: Mappi
         name: 1.0 if kind is Kind.SCALAR else empty(shapes[kind], dtype) for name, (kind, dtype) in facts.items()
     }
     return bind_call(empty((m, k), element), empty((n, k), element).t(), epilogue, operands, None)
-
-
-def _padded(
-    epilogue: Epilogue,
-    m: int,
-    n: int,
-    k: int,
-    element: str,
-    facts: Mapping[str, tuple[Kind, str]],
-    device: Device,
-) -> str:
-    """The extents that N and K would have to be padded to for a kernel; "" if that does not help."""
-    if 0 in (m, n, k):
-        return ""
-    whole = ACCESS_BYTES // 2  # elements of 16 bits
-    padded_n, padded_k = (-(-extent // whole) * whole for extent in (n, k))
-    if (padded_n, padded_k) == (n, k) or max(padded_n, padded_k) > _MOST:
-        return ""
-    choice = choose_kernel(_bind(epilogue, m, padded_n, padded_k, element, facts), device)
-    return f"{m} x {padded_n} x {padded_k}" if choice.spec is not None else ""

@@ -137,6 +137,7 @@ def kernel_words(report: Report) -> list[str]:
         return [f"None: {report.kernel.refusal}."]
     state = "built already" if report.kernel.library else "not built yet"
     words = [f"{report.kernel.spec.config.name} for sm_{report.kernel.spec.arch}, {state}."]
+    words += [f"{route}." for route in report.kernel.routes]
     use = report.registers
     if use is not None:
         warning = "  WARNING: it will spill." if use.warns else ""

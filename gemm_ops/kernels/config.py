@@ -70,12 +70,18 @@ class KernelConfig:
 # there are few; 128x192 fills one wave at 1000x3000x2000 (1.09); 64x64 is for small M (1.02 at 128x4096x4096).
 # The raster matters for the large pingpong tiles: with 32 of them along M (4096x11008) one tile wide is best, 1.03
 # against 1.06 for four; with 64 (8192x14336) eight are, 1.02 against 1.10 for one.
+# Odd extents, with the padded A and B and the output stored from registers, over torch.mm of the extents rounded up to
+# multiples of 8: pingpong 128x128 in clusters of 2x1 gets 1.01 at 4095x4097x4093, 0.99 at 2048x5121x5120 (1x2: 1.10,
+# 1.17, whole clusters that the odd number of tiles does not fill) and 0.96 at 8191x8191x8191; 64x96 0.69 at
+# 513x1025x2049 (64x64: 0.79).  On these shapes and six configurations the wave model's choice costs 0.9 % on average.
 SM90_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, rate=0.97),
     KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, rate=0.97, startup=8192),
+    KernelConfig("sm90", (128, 128, 64), (2, 1), "pingpong", rate=0.965, startup=8192),
     KernelConfig("sm90", (128, 192, 64), (2, 1), "cooperative", swizzle=2, rate=0.9),
-    KernelConfig("sm90", (128, 128, 64), (2, 1), "cooperative", rate=0.9),
+    KernelConfig("sm90", (128, 128, 64), (2, 1), "cooperative", rate=0.8),
     KernelConfig("sm90", (64, 64, 128), (1, 1), "pingpong", rate=0.55),
+    KernelConfig("sm90", (64, 96, 128), (1, 1), "pingpong", rate=0.6),
 )
 
 SM80_CONFIGS: tuple[KernelConfig, ...] = (

@@ -1,6 +1,6 @@
 """Which kernel computes a problem on a device, by rules alone; the device need not be there.
 
-    >>> selection = select_kernel(tree, problem, operands, outputs, target=Target((9, 0), 132))
+    >>> selection = select_kernel(tree, "bf16", request, target=Target((9, 0), 132))
     >>> selection.spec.config.name, selection.reason
     ('sm90_cooperative_128x256x64_2x1', '')
 
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from epilogues.tree import EpilogueTree
 
-from ..operands import OperandFacts
-from ..problem import Matrix, Problem
+from ..addressing import Addressing, Request, address
+from ..problem import Problem
 from ..runtime.abi import MAX_OPERANDS, MAX_OUTPUTS
-from .families import arch_of, choose_config, families_for, refusal
+from .families import arch_of, choose_config, families_for
 from .spec import KernelSpec
 
 
@@ -37,10 +37,12 @@ class Selection:
 
     Attributes:
         spec: the kernel; None if no family takes the problem.
+        addressing: how the tensors reach it; None without one.
         reason: why none does, in words; if one does, why the families asked before it do not.
     """
 
     spec: KernelSpec | None
+    addressing: Addressing | None = None
     reason: str = ""
 
 
@@ -57,9 +59,8 @@ def problem_refusal(problem: Problem, operands: int, outputs: int) -> str:
 
 def select_kernel(
     tree: EpilogueTree,
-    problem: Problem,
-    operands: Sequence[OperandFacts],
-    outputs: Sequence[tuple[Matrix, str]],
+    element: str,
+    request: Request,
     *,
     target: Target,
     families: Sequence[str] | None = None,
@@ -68,25 +69,26 @@ def select_kernel(
 
     Args:
         tree: resolved.
-        outputs: layout and short dtype name of each output.
+        element: short dtype name of A and B.
+        request: the tensors.
         families: the families to ask, in order; None: all that run on the device, best first.
     """
     available = families_for(target.capability)
     if families is not None:
         available = tuple(family for family in families if family in available)
     if not available:
-        return Selection(None, f"no kernel family runs on compute capability {'.'.join(map(str, target.capability))}")
+        capability = ".".join(map(str, target.capability))
+        return Selection(None, None, f"no kernel family runs on compute capability {capability}")
     reasons: list[str] = []
     for family in available:
-        reason = refusal(family, problem, operands, outputs)
-        if not reason:
-            config = choose_config(family, problem, tree, target.multiprocessors)
+        found = address(family, request)
+        if isinstance(found, Addressing):
+            config = choose_config(family, found, tree, target.multiprocessors)
             if config is not None:
-                assert problem.a is not None and problem.b is not None and problem.element is not None
-                layouts = str(problem.a.layout), str(problem.b.layout)
-                spec = KernelSpec(tree, config, problem.element, *layouts, arch_of(family, target.capability))
-                return Selection(spec, "; ".join(reasons))
-            reason = "the epilogue's auxiliary matrices leave no room in shared memory"
-        if reason not in reasons:
-            reasons.append(reason)
-    return Selection(None, "; ".join(reasons))
+                arch = arch_of(family, target.capability)
+                spec = KernelSpec(tree, config, element, found.a.layout, found.b.layout, arch, found.access)
+                return Selection(spec, found, "; ".join(reasons))
+            found = "the epilogue's auxiliary matrices leave no room in shared memory"
+        if found not in reasons:
+            reasons.append(found)
+    return Selection(None, None, "; ".join(reasons))

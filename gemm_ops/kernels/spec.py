@@ -26,6 +26,7 @@ from epilogues.operations import OPERATIONS
 from epilogues.tree import Apply, EpilogueTree
 
 from ..runtime.abi import c_declarations
+from .access import ALIGNED, WHOLE, Access
 from .config import KernelConfig
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -46,6 +47,7 @@ class KernelSpec:
         layout_a: "row" if A (M x K) is contiguous along K, "column" if along M.
         layout_b: "row" if B (K x N) is contiguous along N, "column" if along K (a weight of ``nn.Linear``).
         arch: the target's compute capability as nvcc writes it, such as "90a" or "80".
+        access: how the matrices are reached in memory.
     """
 
     tree: EpilogueTree
@@ -54,6 +56,7 @@ class KernelSpec:
     layout_a: str
     layout_b: str
     arch: str
+    access: Access = ALIGNED
 
     @functools.cached_property
     def key(self) -> str:
@@ -66,6 +69,7 @@ class KernelSpec:
             self.layout_a,
             self.layout_b,
             self.arch,
+            self.access,
             generator_digest(),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
@@ -75,7 +79,8 @@ class KernelSpec:
         """One line that says what the kernel is."""
         outputs = "+".join(str(store.dtype) for store in self.tree.outputs)
         layouts = f"{self.layout_a}/{self.layout_b}"
-        return f"{self.config.name} {self.element} {layouts} -> {outputs}, sm_{self.arch}"
+        batched = ", batched" if self.access.batched else ""
+        return f"{self.config.name} {self.element} {layouts} -> {outputs}{batched}, sm_{self.arch}"
 
     def source(self) -> str:
         """The kernel's C++ source.
@@ -83,25 +88,30 @@ class KernelSpec:
         Raises:
             ToolchainError: if the CUTLASS Python interface cannot be imported.
         """
-        from ..lowering.visitor import ELEMENTS, lower
+        from ..lowering.visitor import ELEMENTS, lower, matrix_stride
 
-        return (
-            _templates()
-            .get_template(f"{self.config.family}.cu.j2")
-            .render(
-                title=self.title,
-                abi=c_declarations(),
-                config=self.config,
-                visitor=lower(self.tree, self.config.family),
-                element=ELEMENTS[self.element],
-                element_d=ELEMENTS[str(self.tree.outputs[0].dtype)],
-                layout_a=_LAYOUTS[self.layout_a],
-                layout_b=_LAYOUTS[self.layout_b],
-                # CUTLASS 3.x strides are (M, K, L) for A and (N, K, L) for B: where the leading dimension goes
-                stride_mode_a=0 if self.layout_a == "row" else 1,
-                stride_mode_b=1 if self.layout_b == "row" else 0,
-            )
+        return render(
+            f"{self.config.family}.cu.j2",
+            title=self.title,
+            abi=c_declarations(),
+            config=self.config,
+            access=self.access,
+            visitor=lower(self.tree, self.config.family, self.access),
+            stores_d=self.access.output(0) == WHOLE,
+            stride_d=matrix_stride("args.outputs[0]", WHOLE, self.access.batched),
+            element=ELEMENTS[self.element],
+            element_d=ELEMENTS[str(self.tree.outputs[0].dtype)],
+            layout_a=_LAYOUTS[self.layout_a],
+            layout_b=_LAYOUTS[self.layout_b],
+            # CUTLASS 3.x strides are (M, K, L) for A and (N, K, L) for B: where the leading dimension goes
+            stride_mode_a=0 if self.layout_a == "row" else 1,
+            stride_mode_b=1 if self.layout_b == "row" else 0,
         )
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of ``templates/``, filled in."""
+    return str(_templates().get_template(template).render(**values))
 
 
 @functools.cache

@@ -26,6 +26,7 @@ import torch
 from epilogues.dtypes import torch_dtype
 from epilogues.tree import Accumulator, EpilogueTree, Kind, Node, Operand
 
+from ..kernels.access import ALIGNED, STRIDED, WHOLE, Access
 from .functors import functor_source, variant_of
 from .interface import load_interface
 from .stages import Stage, split_stages
@@ -48,8 +49,8 @@ class VisitorSource:
     arguments: str
 
 
-def lower(tree: EpilogueTree, family: str) -> VisitorSource:
-    """Lowers a resolved tree for a kernel family ("sm90" or "sm80").
+def lower(tree: EpilogueTree, family: str, access: Access = ALIGNED) -> VisitorSource:
+    """Lowers a resolved tree for a kernel family ("sm90" or "sm80"), its matrices reached as ``access`` says.
 
     Raises:
         ToolchainError: if the CUTLASS Python interface cannot be imported.
@@ -59,16 +60,26 @@ def lower(tree: EpilogueTree, family: str) -> VisitorSource:
     frontend = _build_graph(cppgen, tree, stages, _COMPUTE_CAPABILITY[family])
     graph = frontend.dag_ir
     _set_functors(cppgen, graph, family)
+    if family == "sm90":
+        _set_direct_access(cppgen, graph, tree, access)
     callbacks = cppgen.FusionCallbacks(graph, frontend.cc, emit_CD=family == "sm80")
     types, root = callbacks.emit()
     # the emitter ends template argument lists with a comma
     types = re.sub(r",(\s*>)", r"\1", types)
+    arguments = _Initialisers(cppgen, tree, graph, access).of(_root_node(graph, family))
+    if family == "sm90" and access.output(0) != WHOLE:
+        # D by the visitor, as its last node
+        store = _direct_store("DirectD", str(tree.outputs[0].dtype), access.output(0))
+        types += f"{store}\nusing EVTDirectD = cutlass::epilogue::fusion::Sm90EVT<DirectD, {root}>;\n"
+        root, arguments = "EVTDirectD", f"{{{arguments}, {_output_arguments(tree, 0, access)}}}"
+    if access.batched:
+        types = _with_batch_strides(types)
     variant = variant_of(tree)
     return VisitorSource(
         functors="\n".join(functor_source(stage, f"Functor{stage.index}", variant) for stage in stages),
         types=types,
         root=root,
-        arguments=_Initialisers(cppgen, tree, graph).of(_root_node(graph, family)),
+        arguments=arguments,
     )
 
 
@@ -130,6 +141,58 @@ def _set_functors(cppgen: Any, graph: Any, family: str) -> None:
             )
 
 
+def _set_direct_access(cppgen: Any, graph: Any, tree: EpilogueTree, access: Access) -> None:
+    """Makes the matrices that TMA does not take go between registers and memory, without shared memory."""
+    operands = {operand.position: operand for operand in tree.operands}
+    for meta in _all_metas(cppgen, graph):
+        if (match := re.fullmatch(r"operand_(\d+)", meta.name)) and (way := access.operand(int(match[1]))) != WHOLE:
+            impl = meta.underlying_impl
+            impl._type_decl = _direct_load(impl.name_camel, str(operands[int(match[1])].dtype), way)
+        if (match := re.fullmatch(r"output_(\d+)", meta.name)) and (way := access.output(int(match[1]))) != WHOLE:
+            impl = meta.underlying_impl
+            impl._type_decl = _direct_store(impl.name_camel, str(tree.outputs[int(match[1])].dtype), way)
+
+
+# Where both strides are known at run time only, the interface's nodes do, element by element.
+_STRIDED_TYPE = "cute::Stride<int64_t, int64_t, cute::Int<0>>"
+_ROWS_TYPE = "cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>"
+
+
+def _direct_load(name: str, dtype: str, way: int) -> str:
+    element = ELEMENTS[dtype]
+    if way != STRIDED:
+        return f"\nusing {name} = ep::UnalignedLoad<{element}, {_ROWS_TYPE}>;\n"
+    return (
+        f"\nusing {name} = cutlass::epilogue::fusion::Sm90AuxLoad<\n"
+        f"    0 /*Stages*/, void, {element}, {_STRIDED_TYPE}, void, void, 1, false /*EnableNullptr*/\n>;\n"
+    )
+
+
+def _direct_store(name: str, dtype: str, way: int) -> str:
+    element = ELEMENTS[dtype]
+    if way != STRIDED:
+        return f"\nusing {name} = ep::UnalignedStore<{element}, {_ROWS_TYPE}>;\n"
+    return (
+        f"\nusing {name} = cutlass::epilogue::fusion::Sm90AuxStore<\n"
+        f"    0 /*Stages*/, void, {element}, cutlass::FloatRoundStyle::round_to_nearest,\n"
+        f"    {_STRIDED_TYPE}, void, void, 1, false /*EnableNullptr*/\n>;\n"
+    )
+
+
+def _with_batch_strides(types: str) -> str:
+    """The types with a batch stride that is known at run time only, of everything but scalars."""
+    for rows, columns in (
+        ("int64_t", "cute::Int<1>"),
+        ("int64_t", "int64_t"),
+        ("cute::Int<0>", "cute::Int<1>"),
+        ("cute::Int<1>", "cute::Int<0>"),
+    ):
+        types = types.replace(
+            f"cute::Stride<{rows}, {columns}, cute::Int<0>>", f"cute::Stride<{rows}, {columns}, int64_t>"
+        )
+    return types
+
+
 def _element_of(element: Any) -> str:
     return ELEMENTS[element.name]
 
@@ -150,11 +213,12 @@ def _root_node(graph: Any, family: str) -> str:
 class _Initialisers:
     """Writes the argument initialisers in the order in which the emitter nests the types."""
 
-    def __init__(self, cppgen: Any, tree: EpilogueTree, graph: Any) -> None:
+    def __init__(self, cppgen: Any, tree: EpilogueTree, graph: Any, access: Access) -> None:
         self.cppgen = cppgen
         self.graph = graph
+        self.tree = tree
+        self.access = access
         self.operands = {operand.position: operand for operand in tree.operands}
-        self.outputs = tree.outputs
 
     def of(self, name: str) -> str:
         """The initialiser of the visitor that the emitter names after the node."""
@@ -178,9 +242,7 @@ class _Initialisers:
             return self._operand(self.operands[int(match[1])])
         if name == "D" or name.startswith("output_"):
             index = 0 if name == "D" else int(name.removeprefix("output_"))
-            element = ELEMENTS[str(self.outputs[index].dtype)]
-            output = f"args.outputs[{index}]"
-            return f"{{static_cast<{element}*>({output}.data), {_stride(output)}}}"
+            return _output_arguments(self.tree, index, self.access)
         return "{}"  # accumulator and compute nodes have no arguments
 
     def _operand(self, operand: Operand) -> str:
@@ -189,7 +251,13 @@ class _Initialisers:
         pointer = f"static_cast<{element}*>({source}.data)"
         if operand.kind is Kind.SCALAR:
             return f"{{{{{element}({source}.value)}}, {{{pointer}}}, {{}}}}"
-        stride = _stride(source) if operand.kind is Kind.AUX else "{}"
+        if operand.kind is Kind.AUX:
+            stride = matrix_stride(source, self.access.operand(operand.position), self.access.batched)
+        elif self.access.batched:
+            along_m, along_n = ("0", "1") if operand.kind is Kind.ROW else ("1", "0")
+            stride = f"cute::make_stride(cute::Int<{along_m}>{{}}, cute::Int<{along_n}>{{}}, {source}.batch_stride)"
+        else:
+            stride = "{}"
         return f"{{{pointer}, {element}(0), {stride}}}"
 
     @staticmethod
@@ -197,5 +265,14 @@ class _Initialisers:
         return "{" + ", ".join(parts) + "}"
 
 
-def _stride(source: str) -> str:
-    return f"cute::make_stride({source}.leading_dimension, cute::Int<1>{{}}, cute::Int<0>{{}})"
+def _output_arguments(tree: EpilogueTree, index: int, access: Access) -> str:
+    element = ELEMENTS[str(tree.outputs[index].dtype)]
+    output = f"args.outputs[{index}]"
+    return f"{{static_cast<{element}*>({output}.data), {matrix_stride(output, access.output(index), access.batched)}}}"
+
+
+def matrix_stride(source: str, way: int, batched: bool) -> str:
+    """The C++ expression of a matrix's stride, rows, columns and batch; ``source`` is its argument."""
+    columns = f"{source}.column_stride" if way == STRIDED else "cute::Int<1>{}"
+    batch = f"{source}.batch_stride" if batched else "cute::Int<0>{}"
+    return f"cute::make_stride({source}.leading_dimension, {columns}, {batch})"

@@ -13,6 +13,7 @@ no case for the kernel at hand.  Strides are in elements.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from typing import Any
 
 #: How many operands and outputs one kernel may have; the block has room for that many.
@@ -28,13 +29,17 @@ _C_NAMES: dict[Any, str] = {
 
 _OPERAND_FIELDS: list[tuple[str, Any]] = [
     ("data", ctypes.c_void_p),  # null for a scalar given by value
-    ("leading_dimension", ctypes.c_int64),  # of an auxiliary matrix; unused otherwise
+    ("leading_dimension", ctypes.c_int64),  # of an auxiliary matrix: from row to row; unused otherwise
+    ("column_stride", ctypes.c_int64),  # of an auxiliary matrix: from column to column, mostly 1
+    ("batch_stride", ctypes.c_int64),  # from one problem of a batch to the next; 0 for an operand that all share
     ("value", ctypes.c_float),  # of a scalar given by value
     ("reserved", ctypes.c_int32),
 ]
 _OUTPUT_FIELDS: list[tuple[str, Any]] = [
     ("data", ctypes.c_void_p),
     ("leading_dimension", ctypes.c_int64),
+    ("column_stride", ctypes.c_int64),
+    ("batch_stride", ctypes.c_int64),
 ]
 
 
@@ -54,10 +59,13 @@ _GEMM_FIELDS: list[tuple[str, Any]] = [
     ("m", ctypes.c_int64),
     ("n", ctypes.c_int64),
     ("k", ctypes.c_int64),
+    ("batch", ctypes.c_int64),  # how many problems; 1 where the kernel takes no batches
     ("a", ctypes.c_void_p),
     ("lda", ctypes.c_int64),
+    ("batch_stride_a", ctypes.c_int64),
     ("b", ctypes.c_void_p),
     ("ldb", ctypes.c_int64),
+    ("batch_stride_b", ctypes.c_int64),
     ("device", ctypes.c_int32),
     ("multiprocessors", ctypes.c_int32),
     ("swizzle", ctypes.c_int32),  # width of the raster over output tiles, in tiles
@@ -73,14 +81,48 @@ class GemmArguments(ctypes.Structure):
     _fields_ = _GEMM_FIELDS
 
 
+_PAD_FIELDS: list[tuple[str, Any]] = [
+    ("source", ctypes.c_void_p),
+    ("source_pitch", ctypes.c_int64),  # bytes from row to row
+    ("source_batch_pitch", ctypes.c_int64),
+    ("source_bytes", ctypes.c_int64),  # from the first byte of the first matrix to the last of the last
+    ("destination", ctypes.c_void_p),
+    ("destination_pitch", ctypes.c_int64),
+    ("destination_batch_pitch", ctypes.c_int64),
+    ("batch", ctypes.c_int64),
+    ("rows", ctypes.c_int64),
+    ("row_bytes", ctypes.c_int64),
+    ("multiprocessors", ctypes.c_int32),
+    ("reserved", ctypes.c_int32),
+]
+
+
+class PadArguments(ctypes.Structure):
+    """One copy into padded rows."""
+
+    _fields_ = _PAD_FIELDS
+
+
+_GEMM_STRUCTURES = (
+    (OperandArgument, _OPERAND_FIELDS),
+    (OutputArgument, _OUTPUT_FIELDS),
+    (GemmArguments, _GEMM_FIELDS),
+)
+
+
 def c_declarations() -> str:
-    """The structures as C++, with a check that both sides agree on their sizes."""
+    """The structures of a GEMM as C++, with a check that both sides agree on their sizes."""
+    return _declare(_GEMM_STRUCTURES)
+
+
+def pad_declarations() -> str:
+    """The same of a copy into padded rows."""
+    return _declare(((PadArguments, _PAD_FIELDS),))
+
+
+def _declare(structures: Iterable[tuple[Any, list[tuple[str, Any]]]]) -> str:
     parts = []
-    for structure, fields in (
-        (OperandArgument, _OPERAND_FIELDS),
-        (OutputArgument, _OUTPUT_FIELDS),
-        (GemmArguments, _GEMM_FIELDS),
-    ):
+    for structure, fields in structures:
         lines = [f"struct {structure.__name__} {{"]
         for name, kind in fields:
             if isinstance(kind, type) and issubclass(kind, ctypes.Array):

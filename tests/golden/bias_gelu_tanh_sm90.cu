@@ -13,25 +13,32 @@
 struct OperandArgument {
   void* data;
   int64_t leading_dimension;
+  int64_t column_stride;
+  int64_t batch_stride;
   float value;
   int32_t reserved;
 };
-static_assert(sizeof(OperandArgument) == 24);
+static_assert(sizeof(OperandArgument) == 40);
 
 struct OutputArgument {
   void* data;
   int64_t leading_dimension;
+  int64_t column_stride;
+  int64_t batch_stride;
 };
-static_assert(sizeof(OutputArgument) == 16);
+static_assert(sizeof(OutputArgument) == 32);
 
 struct GemmArguments {
   int64_t m;
   int64_t n;
   int64_t k;
+  int64_t batch;
   void* a;
   int64_t lda;
+  int64_t batch_stride_a;
   void* b;
   int64_t ldb;
+  int64_t batch_stride_b;
   int32_t device;
   int32_t multiprocessors;
   int32_t swizzle;
@@ -39,7 +46,7 @@ struct GemmArguments {
   OperandArgument operands[16];
   OutputArgument outputs[8];
 };
-static_assert(sizeof(GemmArguments) == 584);
+static_assert(sizeof(GemmArguments) == 992);
 
 namespace {
 
@@ -134,7 +141,8 @@ typename Gemm::Arguments make_arguments(GemmArguments const& args) {
       cutlass::gemm::GemmUniversalMode::kGemm,
       {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k), 1},
       {static_cast<Element const*>(args.a), stride_a, static_cast<Element const*>(args.b), stride_b},
-      {{{}, {static_cast<cutlass::bfloat16_t*>(args.operands[0].data), cutlass::bfloat16_t(0), {}}, {}}, nullptr, stride_d, static_cast<ElementD*>(args.outputs[0].data), stride_d}};
+      {{{}, {static_cast<cutlass::bfloat16_t*>(args.operands[0].data), cutlass::bfloat16_t(0), {}}, {}}, nullptr, stride_d,
+       static_cast<ElementD*>(args.outputs[0].data), stride_d}};
   arguments.hw_info.device_id = args.device;
   arguments.hw_info.sm_count = args.multiprocessors;
   arguments.scheduler.max_swizzle_size = args.swizzle;

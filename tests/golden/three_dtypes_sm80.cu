@@ -12,25 +12,32 @@
 struct OperandArgument {
   void* data;
   int64_t leading_dimension;
+  int64_t column_stride;
+  int64_t batch_stride;
   float value;
   int32_t reserved;
 };
-static_assert(sizeof(OperandArgument) == 24);
+static_assert(sizeof(OperandArgument) == 40);
 
 struct OutputArgument {
   void* data;
   int64_t leading_dimension;
+  int64_t column_stride;
+  int64_t batch_stride;
 };
-static_assert(sizeof(OutputArgument) == 16);
+static_assert(sizeof(OutputArgument) == 32);
 
 struct GemmArguments {
   int64_t m;
   int64_t n;
   int64_t k;
+  int64_t batch;
   void* a;
   int64_t lda;
+  int64_t batch_stride_a;
   void* b;
   int64_t ldb;
+  int64_t batch_stride_b;
   int32_t device;
   int32_t multiprocessors;
   int32_t swizzle;
@@ -38,7 +45,7 @@ struct GemmArguments {
   OperandArgument operands[16];
   OutputArgument outputs[8];
 };
-static_assert(sizeof(GemmArguments) == 584);
+static_assert(sizeof(GemmArguments) == 992);
 
 namespace {
 
@@ -46,7 +53,7 @@ using ThreadblockShape = cutlass::gemm::GemmShape<128, 128, 32>;
 using WarpShape = cutlass::gemm::GemmShape<64, 64, 32>;
 using InstructionShape = cutlass::gemm::GemmShape<16, 8, 16>;
 constexpr int kEpilogueStages = 1;
-// All visitors access memory in vectors of as many elements as D has in 16 bytes.
+// All visitors access memory in vectors of so many elements.
 constexpr int kAlignmentD = 128 / cutlass::sizeof_bits<cutlass::bfloat16_t>::value;
 using OutputTileThreadMap = cutlass::epilogue::threadblock::OutputTileThreadLayout<
     ThreadblockShape, WarpShape, cutlass::bfloat16_t, kAlignmentD, kEpilogueStages>;
@@ -208,7 +215,8 @@ typename Gemm::Arguments make_arguments(GemmArguments const& args) {
   // C and D belong to the visitor
   return typename Gemm::Arguments(
       cutlass::gemm::GemmUniversalMode::kGemm,
-      {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k)}, /* batch count */ 1,
+      {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k)},
+      /* batch count */ 1,
       {{{}, {static_cast<cutlass::bfloat16_t*>(args.operands[0].data), cutlass::bfloat16_t(0), {}}, {static_cast<cutlass::bfloat16_t*>(args.operands[1].data), cutlass::bfloat16_t(0), {}}, {}, {static_cast<float*>(args.outputs[1].data), cute::make_stride(args.outputs[1].leading_dimension, cute::Int<1>{}, cute::Int<0>{})}, {}, {static_cast<cutlass::half_t*>(args.outputs[2].data), cute::make_stride(args.outputs[2].leading_dimension, cute::Int<1>{}, cute::Int<0>{})}, {}}, {static_cast<cutlass::bfloat16_t*>(args.outputs[0].data), cute::make_stride(args.outputs[0].leading_dimension, cute::Int<1>{}, cute::Int<0>{})}},
       args.a, args.b, nullptr, nullptr,
       0, 0, 0, 0,

@@ -1,0 +1,28 @@
+"""What the build needs to know of a kernel, whatever it computes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Buildable(Protocol):
+    """A kernel that can be built: an identity, a source and a target.
+
+    Attributes:
+        key: names the kernel on disk; equal keys mean equal kernels.
+        title: one line that says what it is.
+        arch: the target's compute capability as nvcc writes it, such as "90a".
+    """
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def arch(self) -> str: ...
+
+    def source(self) -> str:
+        """The C++ source."""
+        ...

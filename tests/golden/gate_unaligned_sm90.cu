@@ -1,0 +1,194 @@
+// sm90_cooperative_128x256x64_2x1 bf16 row/column -> bf16, sm_90a
+#include <cuda_runtime.h>
+#include <cute/tensor.hpp>
+#include <cutlass/cutlass.h>
+#include <cutlass/numeric_types.h>
+#include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+
+#include "functors.cuh"
+#include "unaligned.cuh"
+
+struct OperandArgument {
+  void* data;
+  int64_t leading_dimension;
+  int64_t column_stride;
+  int64_t batch_stride;
+  float value;
+  int32_t reserved;
+};
+static_assert(sizeof(OperandArgument) == 40);
+
+struct OutputArgument {
+  void* data;
+  int64_t leading_dimension;
+  int64_t column_stride;
+  int64_t batch_stride;
+};
+static_assert(sizeof(OutputArgument) == 32);
+
+struct GemmArguments {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t batch;
+  void* a;
+  int64_t lda;
+  int64_t batch_stride_a;
+  void* b;
+  int64_t ldb;
+  int64_t batch_stride_b;
+  int32_t device;
+  int32_t multiprocessors;
+  int32_t swizzle;
+  int32_t reserved;
+  OperandArgument operands[16];
+  OutputArgument outputs[8];
+};
+static_assert(sizeof(GemmArguments) == 992);
+
+namespace {
+
+using TileShape = cute::Shape<cute::_128, cute::_256, cute::_64>;
+using ClusterShape = cute::Shape<cute::_2, cute::_1, cute::_1>;
+using KernelSchedule = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
+using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecializedCooperative;
+using EpilogueTile = cutlass::epilogue::collective::EpilogueTileAuto;
+using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
+    TileShape, EpilogueTile, void, cutlass::bfloat16_t, EpilogueSchedule>;
+
+// output 0, stored as bf16
+template <class T> struct Functor0;
+template <> struct Functor0<float> {
+  CUTLASS_DEVICE static float apply(float leaf0, float leaf1, float leaf2) {
+    namespace fn = ep::fast;
+    auto const v0 = fn::add(leaf0, leaf1);
+    auto const v1 = fn::silu(v0);
+    auto const v2 = fn::mul(v1, leaf2);
+    return v2;
+  }
+};
+template <int Size> struct Functor0<cutlass::Array<float, Size>> {
+  using Fragment = cutlass::Array<float, Size>;
+  template <class... Ignored>
+  CUTLASS_DEVICE Fragment operator()(Fragment const& leaf0, Fragment const& leaf1, Fragment const& leaf2, Ignored const&...) const {
+    Fragment result;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Size; ++i) {
+      result[i] = Functor0<float>::apply(leaf0[i], leaf1[i], leaf2[i]);
+    }
+    return result;
+  }
+};
+
+
+using Accum = cutlass::epilogue::fusion::Sm90AccFetch;
+
+using Operand0 = cutlass::epilogue::fusion::Sm90RowBroadcast<
+    0 /*Stages*/, typename EpilogueDescriptor::TileShape, cutlass::bfloat16_t, cutlass::bfloat16_t,
+    cute::Stride<cute::Int<0>, cute::Int<1>, cute::Int<0>>
+>;
+
+using Operand1 = ep::UnalignedLoad<cutlass::bfloat16_t, cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>>;
+
+using Value0 = cutlass::epilogue::fusion::Sm90Compute<
+    Functor0, cutlass::bfloat16_t, float,
+    cutlass::FloatRoundStyle::round_to_nearest
+>;
+
+using EVTValue0 = cutlass::epilogue::fusion::Sm90EVT<
+    Value0,
+    Accum,
+    Operand0,
+    Operand1>;
+
+using ElementD = cutlass::bfloat16_t;
+using StrideD = cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>;
+using ElementC = void;
+using StrideC = StrideD;
+
+using DirectD = ep::UnalignedStore<cutlass::bfloat16_t, cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>>;
+
+using EVTDirectD = cutlass::epilogue::fusion::Sm90EVT<DirectD, EVTValue0>;
+
+using Visitor = EVTDirectD;
+
+// The alignment arguments of the builders choose the copy instruction (TMA) and are checked against strides and
+// pointers by the caller; extents need no alignment.
+using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape, EpilogueTile,
+    float, float,
+    ElementC, StrideC, 0,
+    void, StrideD, 0,
+    EpilogueSchedule, Visitor>::CollectiveOp;
+
+using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+    cutlass::bfloat16_t, cutlass::layout::RowMajor, 8,
+    cutlass::bfloat16_t, cutlass::layout::ColumnMajor, 8,
+    float, TileShape, ClusterShape,
+    cutlass::gemm::collective::StageCountAutoCarveout<
+        static_cast<int>(sizeof(typename CollectiveEpilogue::SharedStorage))>,
+    KernelSchedule>::CollectiveOp;
+
+using Kernel = cutlass::gemm::kernel::GemmUniversal<
+    cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
+using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
+
+typename Gemm::Arguments make_arguments(GemmArguments const& args) {
+  using Element = cutlass::bfloat16_t;
+  // StrideA and StrideB have a constant 1 where the operand is contiguous
+  typename Kernel::StrideA stride_a{};
+  typename Kernel::StrideB stride_b{};
+  cute::get<0>(stride_a) = args.lda;
+  cute::get<0>(stride_b) = args.ldb;
+  StrideD stride_d = cute::make_stride(args.outputs[0].leading_dimension, cute::Int<1>{}, cute::Int<0>{});
+
+  typename Gemm::Arguments arguments{
+      cutlass::gemm::GemmUniversalMode::kGemm,
+      {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k), 1},
+      {static_cast<Element const*>(args.a), stride_a, static_cast<Element const*>(args.b), stride_b},
+      {{{{}, {static_cast<cutlass::bfloat16_t*>(args.operands[0].data), cutlass::bfloat16_t(0), {}}, {static_cast<cutlass::bfloat16_t*>(args.operands[1].data), cutlass::bfloat16_t(0), cute::make_stride(args.operands[1].leading_dimension, cute::Int<1>{}, cute::Int<0>{})}, {}}, {static_cast<cutlass::bfloat16_t*>(args.outputs[0].data), cute::make_stride(args.outputs[0].leading_dimension, cute::Int<1>{}, cute::Int<0>{})}}, nullptr, stride_d,
+       nullptr, stride_d}};
+  arguments.hw_info.device_id = args.device;
+  arguments.hw_info.sm_count = args.multiprocessors;
+  arguments.scheduler.max_swizzle_size = args.swizzle;
+  return arguments;
+}
+
+}  // namespace
+
+// The functions that Python calls; the same in every kernel.
+
+// Bytes of device memory that gemm_run needs for these arguments.
+extern "C" __attribute__((visibility("default"))) int64_t gemm_workspace_size(GemmArguments const* args) {
+  return static_cast<int64_t>(Gemm::get_workspace_size(make_arguments(*args)));
+}
+
+// Launches on the stream and returns at once.  Zero, or a CUTLASS status with a CUDA error code above it.
+extern "C" __attribute__((visibility("default"))) int gemm_run(
+    GemmArguments const* args, void* workspace, void* stream) {
+  Gemm gemm;
+  cudaStream_t const on = static_cast<cudaStream_t>(stream);
+  cutlass::Status status = gemm.initialize(make_arguments(*args), workspace, on);
+  if (status == cutlass::Status::kSuccess) {
+    status = gemm.run(on);
+  }
+  if (status == cutlass::Status::kSuccess) {
+    return 0;
+  }
+  // also clears a launch error that is not sticky, so that the next CUDA call does not report it as its own
+  cudaError_t const error = cudaGetLastError();
+  return static_cast<int>(status) | (static_cast<int>(error) << 8);
+}
+
+// What a return value of gemm_run says, in words.
+extern "C" __attribute__((visibility("default"))) char const* gemm_status_text(int code) {
+  return cutlass::cutlassGetStatusString(static_cast<cutlass::Status>(code & 0xff));
+}
+
+extern "C" __attribute__((visibility("default"))) char const* gemm_cuda_error_text(int code) {
+  return cudaGetErrorString(static_cast<cudaError_t>(code >> 8));
+}

@@ -1,0 +1,234 @@
+"""Any layout on a GPU: misaligned, strided, transposed, broadcast, batched and huge tensors, guards around outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from layouts import GuardedBuffer, lay_out
+
+import epilogues as ep
+import gemm_ops
+from epilogues import Aux, Column, Row
+from gemm_ops.kernels.pad_spec import PadSpec
+from gemm_ops.runtime.pad_rows import pad_rows
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
+
+
+@ep.epilogue
+def everything(acc, scale: Row, offset: Column, residual: Aux):
+    z = acc * scale + offset
+    return {"D": torch.relu(z) + residual, "z": ep.cast(z, "f32")}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One call: shapes of a and b as batch dimensions, M, N, K, and how each tensor lies."""
+
+    m: int
+    n: int
+    k: int
+    a: str = "contiguous"
+    b: str = "transposed"
+    residual: str = "contiguous"
+    out: str = ""  # "": new ones
+    batch_a: tuple[int, ...] = ()
+    batch_b: tuple[int, ...] = ()
+    batch_operands: tuple[int, ...] = ()
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.batch_a, self.batch_b, self.batch_operands))
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        torch.manual_seed(0)
+        a = lay_out((*self.batch_a, self.m, self.k), self.a, device="cuda")
+        b = lay_out((*self.batch_b, self.k, self.n), self.b, device="cuda")
+        batch = self.batch_operands
+        operands = {
+            "scale": torch.randn(*batch, 1, self.n, device="cuda").bfloat16()
+            if batch
+            else torch.randn(self.n + 3, device="cuda").bfloat16()[3:],
+            "offset": torch.randn(*batch, self.m, 1, device="cuda").bfloat16(),
+            "residual": lay_out((*batch, self.m, self.n), self.residual, device="cuda"),
+        }
+        return a, b, operands
+
+    def outputs(self) -> dict[str, GuardedBuffer]:
+        shape = (*self.batch, self.m, self.n)
+        dtypes = {"D": torch.bfloat16, "z": torch.float32}
+        return (
+            {name: GuardedBuffer(shape, self.out, dtype, "cuda") for name, dtype in dtypes.items()} if self.out else {}
+        )
+
+
+CASES = [
+    # every alignment of each kind of tensor
+    Layout(200, 264, 136, out="contiguous"),
+    Layout(200, 257, 130, out="contiguous"),
+    Layout(129, 257, 133, a="off", b="transposed padded", residual="off", out="off"),
+    Layout(129, 266, 133, a="transposed", b="contiguous", residual="padded", out="padded"),
+    Layout(129, 100, 72, a="transposed padded", residual="transposed", out="transposed"),
+    Layout(129, 41, 72, a="every second", b="every second", residual="every second", out="every second"),
+    Layout(
+        129, 41, 72, a="every second row", b="every second row", residual="every second row", out="every second row"
+    ),
+    Layout(129, 41, 72, a="one row", b="one row", residual="one row"),
+    Layout(129, 41, 72, a="one column", b="one column", residual="one column"),
+    # extremes
+    Layout(1, 50257, 64, residual="off"),
+    Layout(1, 1, 1),
+    Layout(257, 1, 129),
+    Layout(3, 5, 7, out="off"),
+    Layout(17, 31, 1),
+    # batches
+    Layout(65, 104, 72, batch_a=(3,), batch_b=(3,), batch_operands=(3,), out="contiguous"),
+    Layout(65, 101, 70, batch_a=(3,), batch_b=(3,), batch_operands=(3,), residual="off", out="off"),
+    Layout(33, 41, 50, batch_a=(2, 3), batch_b=(3,), batch_operands=(2, 1)),
+    Layout(33, 40, 56, batch_a=(2, 3), batch_b=(1, 3), a="batch inside", b="batch last", out="batch inside"),
+    Layout(33, 40, 56, batch_a=(4,), a="batch inside", out="batch inside"),
+    Layout(1, 9, 64, batch_a=(5,), batch_b=(5,), a="batch last"),
+    Layout(33, 41, 50, batch_a=(4,), a="one matrix", batch_b=(4,), batch_operands=(1,)),
+    Layout(17, 9, 33, batch_a=(1000,), batch_b=(1000,)),
+    Layout(1, 24, 16, batch_a=(1000,), batch_b=(1,), batch_operands=(1000,)),
+]
+
+
+def specs_of(backend: str) -> list[Any]:
+    """The kernels of the cases."""
+    found: list[Any] = []
+    for case in CASES:
+        a, b, operands = case.tensors()
+        out = {name: guarded.view for name, guarded in case.outputs().items()} or None
+        with gemm_ops.use_backend(backend):
+            found.append(gemm_ops.backend_for(a, b, everything, out=out, **operands).spec)
+    return found
+
+
+def other_specs() -> list[Any]:
+    """Those of the tests that have tensors of their own."""
+    found: list[Any] = []
+    for m, n, k, name, extra in (
+        (66_000_001, 8, 33, "relu", {}),
+        (65_537, 40_001, 16, "relu", {}),
+        (300, 40, 64, None, {}),
+        (40, 65, 63, "gelu", {"padded_output": True}),
+        (40, 33, 65, "relu", {}),
+    ):
+        x, weight = torch.empty(m, k, device="cuda").bfloat16(), torch.empty(n, k, device="cuda").bfloat16()
+        bias = {"bias": torch.empty(n, device="cuda").bfloat16()} if m == 40 else {}
+        found.append(gemm_ops.backend_for(x, weight.t(), name, **bias, **extra).spec)
+    major, minor = torch.cuda.get_device_capability()
+    return [*found, PadSpec(f"{major}{minor}")]
+
+
+@pytest.fixture(scope="module")
+def built(request: pytest.FixtureRequest) -> None:
+    """The kernels of the selected tests, built in parallel."""
+    selected = " ".join(item.name for item in request.session.items)
+    specs = [spec for backend in ("sm90", "sm80") if backend in selected for spec in specs_of(backend)]
+    gemm_ops.build_kernels([*specs, *other_specs()])
+
+
+@pytest.mark.parametrize("backend", ["sm90", "sm80"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_layout(case: Layout, backend: str) -> None:
+    a, b, operands = case.tensors()
+    guarded = case.outputs()
+    with gemm_ops.use_backend(backend):
+        results = gemm_ops.matmul(
+            a, b, everything, out={name: one.view for name, one in guarded.items()} or None, **operands
+        )
+    assert isinstance(results, dict)
+    truth = everything.reference(
+        torch.matmul(a.double(), b.double()), compute_dtype=torch.float64, keep_casts=False, **operands
+    )
+    for name, limit in (("D", 2.5e-3), ("z", 2e-6)):
+        assert results[name].shape == (*case.batch, case.m, case.n)
+        error = (results[name].double() - truth[name]).norm() / truth[name].norm()
+        assert error < limit, (name, error.item())
+    for one in guarded.values():
+        one.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (513, 2049), (100, 8), (2, 65, 33), (4, 3, 5, 9), (70000, 3)])
+def test_pad_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    per_access = 16 // dtype.itemsize
+    for make in (
+        lambda: torch.randn(shape, device="cuda").to(dtype),
+        lambda: lay_out(shape, "off", dtype, "cuda"),
+        lambda: lay_out(shape, "every second row", dtype, "cuda"),
+        lambda: lay_out(shape, "one row", dtype, "cuda"),
+        lambda: lay_out(shape, "every second", dtype, "cuda"),
+    ):
+        source = make()
+        padded = pad_rows(source)
+        assert padded.shape == (*shape[:-1], -(-shape[-1] // per_access) * per_access)
+        assert torch.equal(padded[..., : shape[-1]], source) and not padded[..., shape[-1] :].any()
+
+
+def test_more_than_2_31_elements() -> None:
+    """Offsets beyond 32 bits in the copy, in A, and in an output whose rows are misaligned."""
+    tall = torch.randn(66_000_001, 33, device="cuda").bfloat16()
+    weight = torch.randn(8, 33, device="cuda").bfloat16()
+    result = gemm_ops.linear(tall, weight, "relu")
+    assert gemm_ops.backend_for(tall, weight.t(), "relu").backend == "sm90"
+    for rows in (slice(0, 5), slice(2**31 // 33 - 3, 2**31 // 33 + 3), slice(65_999_990, None)):
+        expected = torch.relu(tall[rows].double() @ weight.double().t())
+        torch.testing.assert_close(result[rows].double(), expected, rtol=1e-2, atol=1e-2)
+    del tall, result
+    x, weight = torch.randn(65_537, 16, device="cuda").bfloat16(), torch.randn(40_001, 16, device="cuda").bfloat16()
+    result = gemm_ops.linear(x, weight, "relu")
+    edge = 2**31 // 40_001
+    for rows in (slice(0, 3), slice(edge - 2, edge + 3), slice(65_534, None)):
+        expected = torch.relu(x[rows].double() @ weight.double().t())
+        torch.testing.assert_close(result[rows].double(), expected, rtol=1e-2, atol=1e-2)
+    assert torch.isfinite(result.sum(dtype=torch.float32))
+
+
+def test_overlapping_windows_are_read_as_they_are() -> None:
+    """Rows of a matrix may overlap in memory, as those of an unfolded signal do."""
+    signal = torch.randn(8 * 300 + 64, device="cuda").bfloat16()
+    windows = signal.as_strided((300, 64), (8, 1))
+    weight = torch.randn(40, 64, device="cuda").bfloat16()
+    decision = gemm_ops.backend_for(windows, weight.t())
+    assert decision.addressing is not None and not decision.addressing.copies
+    result = gemm_ops.linear(windows, weight)
+    torch.testing.assert_close(result.float(), windows.float() @ weight.float().t(), rtol=2e-2, atol=1e-1)
+
+
+def test_a_chain_of_odd_layers_copies_nothing_but_the_first_x() -> None:
+    torch.manual_seed(0)
+    first = gemm_ops.FusedLinear(63, 65, epilogue="gelu", padded_output=True, device="cuda", dtype=torch.bfloat16)
+    second = gemm_ops.FusedLinear(65, 33, epilogue="relu", device="cuda", dtype=torch.bfloat16)
+    plain = [layer.weight.detach().clone() for layer in (first, second)]
+    first, second = first.eval(), second.eval()
+    assert first.weight.stride() == (64, 1) and second.weight.stride() == (72, 1)
+    x = torch.randn(2, 20, 63, device="cuda").bfloat16()
+    with torch.no_grad():
+        hidden = first(x)
+        y = second(hidden)
+        assert hidden.stride() == (20 * 72, 72, 1) and y.is_contiguous()
+        routes = gemm_ops.backend_for(hidden, second.weight.t(), "relu", bias=second.bias).routes
+        assert not any("copied" in route for route in routes), routes
+        expected = torch.nn.functional.gelu(torch.nn.functional.linear(x, plain[0], first.bias))
+        expected = torch.relu(torch.nn.functional.linear(expected, plain[1], second.bias))
+    torch.testing.assert_close(y, expected, rtol=3e-2, atol=3e-2)
+    # in-place updates, .data too, reach the next call; training mode is contiguous for fused optimisers
+    with torch.no_grad():
+        second.weight.data.mul_(2)
+        second.bias.zero_()
+        torch.testing.assert_close(
+            second(hidden), torch.relu(torch.nn.functional.linear(hidden, 2 * plain[1])), rtol=3e-2, atol=3e-2
+        )
+    second.train()
+    assert second.weight.is_contiguous()
+    optimiser = torch.optim.AdamW(second.parameters(), fused=True)
+    second(hidden.detach()).sum().backward()
+    optimiser.step()
+    assert second.weight.grad is not None and second.weight.grad.is_contiguous()
+    assert torch.equal(second.eval().weight, second.weight.contiguous())

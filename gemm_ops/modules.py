@@ -163,13 +163,18 @@ def pad_parameter(parameter: nn.Parameter) -> None:
     The parameter stays the same object with the same values; its memory is new, with zeros after each row.
     """
     data = parameter.data
-    if data.ndim != 2 or not data.is_cuda or data.element_size() != 2 or not data.numel():
+    if not _kernels_read(data):
         return
     rows, columns = data.shape
     pitch = pitch_of(columns, data.element_size())
     if pitch != columns and rows > 1 and not is_padded(data):
         padded = torch.zeros((rows, pitch), dtype=data.dtype, device=data.device)[:, :columns]
         parameter.data = padded.copy_(data)
+
+
+def _kernels_read(matrix: Tensor) -> bool:
+    """Whether it is a matrix that the fused kernels read."""
+    return matrix.ndim == 2 and matrix.is_cuda and matrix.element_size() == 2 and matrix.numel() > 0
 
 
 def is_padded(matrix: Tensor) -> bool:

@@ -24,7 +24,7 @@ CONFIGS = {"sm90": SM90_CONFIGS, "sm80": SM80_CONFIGS}
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 # Shared memory a block may use on compute capability 9.0, less what CUTLASS needs for barriers.
 _SM90_SHARED_BYTES = 232448 - 1024
-# What cuda/unaligned.cuh stages of a matrix: 16 rows of 20 words for each of 8 warps.
+# What cuda/unaligned_pieces.cuh stages of a matrix: 16 rows of 20 words for each of 8 warps.
 _STAGING_BYTES = 8 * 16 * 20 * 4
 
 
@@ -74,7 +74,7 @@ def sm90_stages(config: KernelConfig, tree: EpilogueTree, access: Access = ALIGN
     """How many mainloop stages have room beside the epilogue's buffers in shared memory.
 
     Mirrors the collective builders: loads of auxiliary matrices keep four epilogue tiles in flight, stores two.  16-bit
-    matrices at their own alignment are staged (``cuda/unaligned.cuh``).
+    matrices at their own alignment are staged (``cuda/unaligned_pieces.cuh``).
     """
     rows, columns, depth = config.tile
     epilogue_tile = min(128 if config.schedule == "cooperative" else 64, rows) * 32

@@ -9,7 +9,8 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
 #include "functors.cuh"
-#include "unaligned.cuh"
+#include "unaligned_load.cuh"
+#include "unaligned_store.cuh"
 
 struct OperandArgument {
   void* data;

@@ -1,0 +1,166 @@
+"""Measures odd extents on a GPU: fused calls against eager PyTorch, and against ``torch.mm`` of rounded-up extents.
+
+    $ PYTHONPATH=. python tests/measure_misaligned.py            # the table in the README; minutes, most of it building
+
+What is timed is ``FusedLinear`` in evaluation mode with a contiguous x: where K is odd, x is copied into padded rows
+within the time.  Each contender is a CUDA graph of several calls, so that the GPU's time counts and not the host's;
+graphs are replayed in interleaved rounds, and medians compared.  Results are checked against fp32 first.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import epilogues as ep
+import gemm_ops
+
+#: (M, N, K), the suite's misaligned shapes
+SHAPES = (
+    (4095, 4097, 4093),
+    (8191, 8191, 8191),
+    (1000, 3001, 2000),
+    (2048, 5121, 5120),
+    (513, 1025, 2049),
+    (64, 4097, 4095),
+    (4096, 4096, 4095),
+    (4096, 50257, 768),
+)
+EPILOGUES = ("bias_gelu", "residual", "gate")
+ROUNDS = 7
+_LARGE = 6e11  # multiply-adds from which on results are not checked again: fp32 would take seconds
+
+
+def make_tensors(m: int, n: int, k: int) -> dict[str, Tensor]:
+    """Random tensors of one problem; accumulators have a variance of one."""
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(shape, device="cuda") * scale).bfloat16()
+
+    return {
+        "x": normal(m, k),
+        "weight": normal(n, k, scale=k**-0.5),
+        "bias": normal(n),
+        "scale": normal(n),
+        "matrix": normal(m, n),
+    }
+
+
+def make_layer(name: str, tensors: Mapping[str, Tensor]) -> gemm_ops.FusedLinear:
+    """A layer of one epilogue with the tensors' weight and bias."""
+    n, k = tensors["weight"].shape
+    layer = gemm_ops.FusedLinear(k, n, epilogue=ep.builders.SUITE[name](), device="meta", dtype=torch.bfloat16)
+    layer.weight = torch.nn.Parameter(tensors["weight"].clone())
+    layer.bias = torch.nn.Parameter(tensors["bias"])
+    return layer.eval()
+
+
+def operands_of(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the layer's call takes besides x."""
+    if name == "residual":
+        return {"scale": tensors["scale"], "alpha": 0.5, "residual": tensors["matrix"]}
+    return {"gate": tensors["matrix"]} if name == "gate" else {}
+
+
+def eager(name: str, t: Mapping[str, Tensor]) -> Tensor:
+    """The same as people write it."""
+    if name == "bias_gelu":
+        return F.gelu(F.linear(t["x"], t["weight"], t["bias"]), approximate="tanh")
+    if name == "residual":
+        return (F.linear(t["x"], t["weight"]) * t["scale"] + t["bias"]) * 0.5 + t["matrix"]
+    return F.silu(F.linear(t["x"], t["weight"], t["bias"])) * t["matrix"]
+
+
+def capture(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
+    """A graph of several calls, after some outside of it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return graph
+
+
+def measure(contenders: Mapping[str, Callable[[], object]], calls: Mapping[str, int]) -> dict[str, float]:
+    """Microseconds of one call of each contender."""
+    graphs = {name: capture(call, calls[name]) for name, call in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(ROUNDS):
+        for name in list(graphs)[:: 1 if turn % 2 else -1]:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graphs[name].replay()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) * 1e3 / calls[name])
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def measure_shape(m: int, n: int, k: int) -> dict[str, float]:
+    """Times of all contenders on one shape."""
+    tensors = make_tensors(m, n, k)
+    rounded = [-(-extent // 8) * 8 for extent in (m, n, k)]
+    a, b, out = (
+        torch.randn(rows, columns, device="cuda").bfloat16()
+        for rows, columns in ((rounded[0], rounded[2]), (rounded[1], rounded[2]), (rounded[0], rounded[1]))
+    )
+    contenders: dict[str, Callable[[], object]] = {"mm": lambda: torch.mm(a, b.t(), out=out)}
+    for name in EPILOGUES:
+        layer, operands = make_layer(name, tensors), operands_of(name, tensors)
+        if m * n * k < _LARGE:
+            expected = eager(name, {key: value.float() for key, value in tensors.items()})
+            error = (layer(tensors["x"], **operands).float() - expected).norm() / expected.norm()
+            assert error < 3e-3, f"{name} {m} x {n} x {k}: error {error:.1e}"
+        contenders[f"fused {name}"] = lambda layer=layer, operands=operands: layer(tensors["x"], **operands)
+        contenders[f"eager {name}"] = lambda name=name: eager(name, tensors)
+    many = 4 if m * n * k > 1e11 else 20
+    calls = {name: 2 if name.startswith("eager") and m * n * k > 1e10 else many for name in contenders}
+    return measure(contenders, calls)
+
+
+def main() -> None:
+    """Prints a line for each shape and epilogue, and the geometric means."""
+    torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    specs = []
+    for shape in SHAPES:
+        tensors = make_tensors(*shape)
+        for name in EPILOGUES:
+            layer, operands = make_layer(name, tensors), operands_of(name, tensors)
+            weight = layer.weight.t()
+            found = gemm_ops.backend_for(tensors["x"], weight, layer.epilogue, bias=layer.bias, **operands)
+            specs.append(found.spec)
+        del tensors
+    start = time.perf_counter()
+    gemm_ops.build_kernels([spec for spec in specs if spec is not None])
+    print(f"{len(specs)} kernels built or found in {time.perf_counter() - start:.0f} s", flush=True)
+    speedups, over_mm = [], []
+    for shape in SHAPES:
+        times = measure_shape(*shape)
+        for name in EPILOGUES:
+            fused = times[f"fused {name}"]
+            speedups.append(times[f"eager {name}"] / fused)
+            over_mm.append(fused / times["mm"])
+            print(
+                f"{'x'.join(map(str, shape)):16} {name:10} {fused:8.1f} us, eager/fused {speedups[-1]:5.2f}, "
+                f"fused/mm of rounded-up extents {over_mm[-1]:5.2f}",
+                flush=True,
+            )
+    means = [math.exp(statistics.fmean(map(math.log, values))) for values in (speedups, over_mm)]
+    print(f"geometric mean: eager/fused {means[0]:.2f} (least {min(speedups):.2f}), fused/mm {means[1]:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -34,7 +34,7 @@ from epilogues.tree import EpilogueTree, Kind
 
 from .addressing import Addressing, Request
 from .addressing.placement import describe
-from .addressing.views import given_view, new_view, read_request
+from .addressing.views import given_view, new_view, pitch_of, read_request
 from .announce import announce
 from .build.cache import find_library
 from .build.toolchain import find_toolchain
@@ -43,7 +43,7 @@ from .fallback import run_reference
 from .kernels.selection import Selection, Target, problem_refusal, select_kernel
 from .kernels.spec import KernelSpec
 from .operands import BoundOperand, bind_operands
-from .outputs import bind_outputs, new_output
+from .outputs import bind_outputs
 from .plan import Plan
 from .problem import Problem, read_problem
 from .runtime.library import is_loaded
@@ -169,6 +169,8 @@ def bind_call(
     buffers = bind_outputs(epilogue.tree.outputs, tree, problem, out, tensors)
     if buffers and differentiable:
         raise ProblemError("out= does not go with gradients: an argument requires grad; use torch.no_grad()")
+    if not isinstance(padded_output, bool):
+        raise TypeError(f"padded_output should be True or False, got {padded_output!r}")
     if buffers and padded_output:
         raise ProblemError("padded_output is of new outputs: it does not go with out=")
     return Call(epilogue, tree, problem, a, b, given, operands, buffers, padded_output, differentiable)
@@ -277,9 +279,9 @@ def compute_unfused(call: Call, decision: Decision) -> dict[str, Tensor]:
 
 
 def _padded(result: Tensor, problem: Problem) -> Tensor:
-    """A result in rows that begin at multiples of 16 bytes, as those of a kernel."""
-    padded = new_output(problem, result.dtype, padded=True)
-    return padded if padded.stride() == result.stride() else padded.copy_(result)
+    """A result in rows that begin at multiples of 16 bytes, as those of a kernel; differentiable."""
+    more = pitch_of(problem.n, result.element_size()) - problem.n
+    return torch.nn.functional.pad(result, (0, more))[..., : problem.n] if more else result
 
 
 def make_plan(call: Call, decision: Decision) -> Plan:

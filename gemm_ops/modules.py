@@ -68,6 +68,10 @@ class FusedLinear(nn.Linear):
     ) -> None:
         chosen = as_epilogue(epilogue, bias)
         _check_bias(chosen, bias)
+        if not isinstance(padded_output, bool):
+            raise TypeError(f"padded_output should be True or False, got {padded_output!r}")
+        if not isinstance(padded_weight, bool | None):
+            raise TypeError(f"padded_weight should be True, False or None, got {padded_weight!r}")
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.epilogue = chosen
         self.padded_output = padded_output
@@ -124,6 +128,7 @@ class FusedLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         padded = ", padded_output=True" if self.padded_output else ""
+        padded += "" if self.padded_weight is None else f", padded_weight={self.padded_weight}"
         return f"{super().extra_repr()}, epilogue={self.epilogue.name}{padded}"
 
     # Wherever PyTorch gives the weight other memory, it gives contiguous rows.

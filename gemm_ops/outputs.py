@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from epilogues.dtypes import torch_dtype
+from epilogues.errors import EpilogueError
+from epilogues.reference import check_dense
 from epilogues.tree import Cast, EpilogueTree, Store
 
 from .addressing.views import address_of, pitch_of
@@ -44,9 +46,14 @@ def bind_outputs(
     names = [store.name for store in declared]
     if not isinstance(out, (Tensor, Mapping)):
         raise ProblemError(f"out should be a tensor, or tensors by output name, got {type(out).__name__}")
+    if isinstance(out, Tensor) and len(names) > 1:
+        raise ProblemError(
+            f"out is one tensor, and the epilogue has the outputs {', '.join(names)}: give each by its name"
+        )
     given = {names[0]: out} if isinstance(out, Tensor) else dict(out)
     if set(given) != set(names):
-        raise ProblemError(f"out should have the outputs {', '.join(names)}; got {', '.join(map(str, given))}")
+        got = ", ".join(map(str, given)) or "none"
+        raise ProblemError(f"out should have the outputs {', '.join(names)}; got {got}")
     buffers: dict[str, Tensor] = {}
     for original, store in zip(declared, tree.outputs, strict=True):
         name, buffer = original.name, given[original.name]
@@ -69,6 +76,10 @@ def _check(name: str, buffer: Tensor, dtype: object, problem: Problem) -> None:
     expected = f"a tensor of shape {problem.output_shape}, dtype {dtype}, on {problem.device}"
     if not isinstance(buffer, Tensor):
         raise ProblemError(f"out[{name!r}] should be {expected}, got {type(buffer).__name__}")
+    try:
+        check_dense(f"out[{name!r}]", buffer)
+    except EpilogueError as error:
+        raise ProblemError(str(error)) from None
     if (tuple(buffer.shape), buffer.dtype, buffer.device) != (problem.output_shape, dtype, problem.device):
         raise ProblemError(
             f"out[{name!r}] should be {expected}; got shape {tuple(buffer.shape)}, dtype {buffer.dtype}, "
@@ -85,14 +96,28 @@ def _check(name: str, buffer: Tensor, dtype: object, problem: Problem) -> None:
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements may be one in memory; so is any tensor whose dimensions do not nest."""
+    """Whether two elements may be one in memory: exact for dimensions that nest, and for tensors of moderate size."""
     reach = 0  # the furthest element of the dimensions so far
     dims = sorted((stride, extent) for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1)
     for stride, extent in dims:
         if stride <= reach:
-            return True
+            offsets = _offsets(tensor)
+            return offsets is None or offsets.unique().numel() < offsets.numel()
         reach += stride * (extent - 1)
     return False
+
+
+_FEW_ELEMENTS = 2**20
+
+
+def _offsets(tensor: Tensor) -> Tensor | None:
+    """The distance of every element from the first, in elements; None if there are too many to list."""
+    if tensor.numel() > _FEW_ELEMENTS:
+        return None
+    found = torch.zeros((), dtype=torch.int64)
+    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        found = found[..., None] + torch.arange(extent) * stride
+    return found.flatten()
 
 
 def new_output(problem: Problem, dtype: torch.dtype, *, padded: bool) -> Tensor:
@@ -109,20 +134,36 @@ def empty_padded(shape: Sequence[int], *, dtype: torch.dtype, device: torch.devi
     >>> x = gemm_ops.empty_padded((4095, 4093), dtype=torch.bfloat16, device="cuda")
     >>> x.shape, x.stride()
     (torch.Size([4095, 4093]), (4096, 1))
+
+    Raises:
+        ProblemError: for no shape, or no floating-point dtype.
     """
-    *lead, columns = shape
+    extents = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    if not extents or any(isinstance(e, bool) or not isinstance(e, int) or e < 0 for e in extents):
+        raise ProblemError(
+            f"empty_padded: expected a shape of whole numbers, from 0 on, such as (4095, 4093), got {shape!r}"
+        )
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ProblemError(f"empty_padded: expected a floating-point dtype such as torch.bfloat16, got {dtype!r}")
+    *lead, columns = extents
     pitch = pitch_of(columns, dtype.itemsize)
     return torch.empty((*lead, pitch), dtype=dtype, device=device)[..., :columns]
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors may share memory: exact for matrices of one row distance, by extents for others."""
-    if one.device != other.device or not one.numel() or not other.numel():
+    """Whether two tensors may share memory: exact for matrices of one row distance and for tensors of moderate size."""
+    if one.device != other.device or one.is_meta or not one.numel() or not other.numel():
         return False
     (start, end), (other_start, other_end) = _extent(one), _extent(other)
     if start >= other_end or other_start >= end:
         return False
-    return not _in_other_columns(one, other, other_start - start)
+    if _in_other_columns(one, other, other_start - start):
+        return False
+    size, distance = one.element_size(), other_start - start
+    offsets, others = _offsets(one), _offsets(other)
+    if offsets is None or others is None or size != other.element_size() or distance % size:
+        return True
+    return bool(torch.isin(others + distance // size, offsets).any())
 
 
 def _in_other_columns(one: Tensor, other: Tensor, distance: int) -> bool:

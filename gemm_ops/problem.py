@@ -21,6 +21,7 @@ from epilogues.reference import check_dense
 
 from .errors import ProblemError
 
+_TAKEN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SHORT = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -97,7 +98,8 @@ def _check(a: Tensor, b: Tensor) -> None:
             raise ProblemError(f"the batch dimensions do not broadcast: {shapes}") from None
     if a.dtype != b.dtype:
         raise ProblemError(f"a and b should have one dtype, got {a.dtype} and {b.dtype}")
-    if not a.dtype.is_floating_point:
-        raise ProblemError(f"expected matrices of a floating-point dtype, got {a.dtype}")
+    if a.dtype not in _TAKEN:
+        taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TAKEN)
+        raise ProblemError(f"expected matrices of a floating-point dtype ({taken}), got {a.dtype}")
     if a.device != b.device:
         raise ProblemError(f"a and b should be on one device, got {a.device} and {b.device}")

@@ -15,6 +15,7 @@ from layouts import BATCH_WAYS, MATRIX_WAYS, OUTPUT_WAYS, lay_out
 from torch import Tensor
 
 import epilogues as ep
+import gemm_ops
 from epilogues import Aux, Column, Row
 from gemm_ops import ProblemError, dispatch, empty_padded
 from gemm_ops.addressing import address
@@ -198,7 +199,7 @@ def test_outputs_and_matrices_are_reached_at_their_own_alignment() -> None:
     weight = matrix(41, 64).t()
     found = routes(matrix(16, 64), weight, ep.builders.gate(), gate=matrix(16, 41), bias=torch.empty(41).bfloat16())
     ways = {placement.way for placement in (*found.operands, *found.outputs)}
-    assert ways == {"unaligned", "entries"} and not found.copies
+    assert ways == {"unaligned", "row"} and not found.copies
     assert found.access.outputs == (1,) and sorted(found.access.operands) == [0, 1]
     turned = routes(
         matrix(16, 64), weight, ep.builders.gate(), gate=matrix(41, 16).t(), bias=torch.empty(41).bfloat16()
@@ -251,3 +252,54 @@ def test_empty_padded() -> None:
     x = empty_padded((3, 5, 33), dtype=torch.float16, device="cpu")
     assert x.shape == (3, 5, 33) and x.stride() == (200, 40, 1)
     assert empty_padded((4, 32), dtype=torch.float32, device="cpu").is_contiguous()
+
+
+def test_outputs_that_interleave_or_do_not_nest_are_taken_where_no_element_is_shared() -> None:
+    a, b = torch.randn(3, 4).bfloat16(), torch.randn(4, 2).bfloat16()
+    odd = torch.empty(100).bfloat16().as_strided((3, 2), (2, 3))  # elements 0, 3, 2, 5, 4, 7
+    dispatch.bind_call(a, b, ep.builders.identity(), {}, odd)
+    with pytest.raises(ProblemError, match="overlap in memory"):
+        dispatch.bind_call(a, b, ep.builders.identity(), {}, torch.empty(100).bfloat16().as_strided((3, 2), (2, 2)))
+    wide = torch.empty(3, 4).bfloat16()
+    train = ep.builders.train("relu")
+    bias = torch.randn(2).bfloat16()
+    dispatch.bind_call(a, b, train, {"bias": bias}, {"D": wide[:, ::2], "preact": wide[:, 1::2]})
+    with pytest.raises(ProblemError, match="shares memory"):
+        dispatch.bind_call(a, b, train, {"bias": bias}, {"D": wide[:, ::2], "preact": wide[:, 2:]})
+
+
+def test_outputs_on_the_meta_device() -> None:
+    a, b, out = (torch.empty(shape, device="meta") for shape in ((3, 4), (4, 5), (3, 5)))
+    assert gemm_ops.matmul(a, b, "relu", out=out) is out
+
+
+@pytest.mark.parametrize("shape", [(3, -5), (), 5, None, "ab", (-1, 5), (2.0, 3), (True, 3)])
+def test_empty_padded_refuses_what_is_no_shape(shape: Any) -> None:
+    with pytest.raises(ProblemError, match="empty_padded: expected a shape of whole numbers"):
+        empty_padded(shape, dtype=torch.bfloat16, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", None, torch.quint8, torch.int32])
+def test_empty_padded_refuses_other_dtypes(dtype: Any) -> None:
+    with pytest.raises(ProblemError, match="empty_padded: expected a floating-point dtype"):
+        empty_padded((3, 5), dtype=dtype, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "out", "message"),
+    [
+        ("relu", {}, "out should have the outputs D; got none"),
+        (ep.builders.train("relu"), torch.empty(3, 5), "out is one tensor, and the epilogue has the outputs D, preact"),
+        ("relu", torch.eye(3, 5).to_sparse(), r"out\['D'\]: expected a dense tensor"),
+    ],
+)
+def test_outputs_that_do_not_fit(epilogue: Any, out: Any, message: str) -> None:
+    bias = {} if isinstance(epilogue, str) else {"bias": torch.randn(5)}
+    with pytest.raises(ProblemError, match=message):
+        gemm_ops.matmul(torch.randn(3, 4), torch.randn(4, 5), epilogue, out=out, **bias)
+
+
+def test_matrices_of_other_dtypes_are_refused_as_matrices() -> None:
+    a, b = (torch.zeros(shape).to(torch.float8_e4m3fn) for shape in ((3, 4), (4, 5)))
+    with pytest.raises(ProblemError, match=r"expected matrices of a floating-point dtype \(float16, bfloat16, float32"):
+        gemm_ops.matmul(a, b)

@@ -839,3 +839,22 @@ def test_any_name_is_one_line(name: str) -> None:
     script = report.to_markdown().partition("python\n")[2]
     assert script.startswith('"""') and json.loads(report.to_json())["epilogue"]["name"] == name
     compile(report.script, "compare.py", "exec")
+
+
+def test_copies_count_in_the_bytes_as_in_the_time() -> None:
+    report = residual(4095, 4097, 4093)
+    plain = residual(4095, 4104, 4096)
+    assert len(report.traffic.copied) == 2 and not plain.traffic.copied  # x and weight
+    moved = 2 * 2 * (4095 + 4097) * 4093
+    assert sum(report.traffic.copied) == moved
+    assert report.traffic.fused_bytes - moved == sum(
+        2 * elements for elements in (4095 * 4093, 4097 * 4093, 4097, 4097, 2 * 4095 * 4097)
+    )
+    text = str(report)
+    assert "fused, 3 kernels" in text and "fused, 1 kernel " in str(plain)
+    assert "and 2 copies into padded rows before it, move" in " ".join(text.split())
+    assert any("FusedLinear keeps it in padded rows" in line for line in report.limitations)
+    assert not any("FusedLinear keeps" in line for line in plain.limitations)
+    assert report.times.fused.limit == pytest.approx(
+        max(2 * 4095 * 4097 * 4093 / 989e12, (report.traffic.fused_bytes - moved) / 4.8e12) + moved / 4.8e12
+    )

@@ -53,17 +53,25 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ProblemError,
         "should have one dtype, got torch.float16 and torch.float32",
     ),
-    "int matrices": (call(ones(5, 6).int(), ones(6, 4).int()), ProblemError, "floating-point dtype, got torch.int32"),
-    "bool matrices": (call(ones(5, 6) > 0, ones(6, 4) > 0), ProblemError, "floating-point dtype, got torch.bool"),
+    "int matrices": (
+        call(ones(5, 6).int(), ones(6, 4).int()),
+        ProblemError,
+        r"floating-point dtype \(.*\), got torch.int32",
+    ),
+    "bool matrices": (
+        call(ones(5, 6) > 0, ones(6, 4) > 0),
+        ProblemError,
+        r"floating-point dtype \(.*\), got torch.bool",
+    ),
     "complex matrices": (
         call(ones(5, 6) + 0j, ones(6, 4) + 0j),
         ProblemError,
-        "floating-point dtype, got torch.complex64",
+        r"floating-point dtype \(.*\), got torch.complex64",
     ),
     "fp8 matrices": (
         call(ones(5, 6).to(torch.float8_e4m3fn), ones(6, 4).to(torch.float8_e4m3fn)),
-        DtypeError,
-        "float8_e4m3fn has no place in an epilogue: expected one of torch.float32",
+        ProblemError,
+        r"expected matrices of a floating-point dtype \(.*\), got torch.float8_e4m3fn",
     ),
     "0-D a": (call(torch.tensor(1.0)), ProblemError, r"expected a of shape \(..., M, K\).*a is \(\)"),
     "0-D b": (call(b=torch.tensor(1.0)), ProblemError, r"and b of shape \(..., K, N\).*b is \(\)"),
@@ -191,11 +199,7 @@ def test_bad_input(function: Callable[[], object], error: type[Exception], messa
     assert caught.type is error, "the exact class, not a subclass"
 
 
-# only the reference backend asks for the dtype of outputs
-FOR_ALL = {name: row for name, row in BAD.items() if name != "fp8 matrices"}
-
-
-@pytest.mark.parametrize(("function", "error", "message"), FOR_ALL.values(), ids=FOR_ALL)
+@pytest.mark.parametrize(("function", "error", "message"), BAD.values(), ids=BAD)
 def test_bad_input_is_bad_for_every_backend(
     function: Callable[[], object], error: type[Exception], message: str
 ) -> None:

@@ -168,3 +168,41 @@ def odd_layer_like(layer: FusedLinear) -> FusedLinear:
     made = odd_layer()
     made.load_state_dict(layer.state_dict())
     return made
+
+
+@pytest.mark.parametrize("n", [1, 5, 8, 10, 16])
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (3, 7), (2, 3, 7), (0, 7)])
+def test_padded_outputs_have_the_values_of_others(shape: tuple[int, ...], n: int) -> None:
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        x, weight, bias = torch.randn(shape).to(dtype), torch.randn(n, 7).to(dtype), torch.randn(n).to(dtype)
+        expected = gemm_ops.linear(x, weight, "gelu", bias=bias)
+        found = gemm_ops.linear(x, weight, "gelu", bias=bias, padded_output=True)
+        assert isinstance(found, Tensor) and isinstance(expected, Tensor)
+        assert found.shape == expected.shape and torch.equal(found, expected)
+
+
+def test_padded_outputs_are_differentiable_and_vmapped() -> None:
+    x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
+
+    def padded(x: Tensor, weight: Tensor) -> Tensor:
+        result = gemm_ops.linear(x, weight, "tanh", padded_output=True)
+        assert isinstance(result, Tensor)
+        return result
+
+    assert torch.autograd.gradcheck(padded, (x, weight))
+    assert torch.autograd.gradcheck(padded, (x[0], weight))
+    rows = torch.vmap(lambda row: padded(row, weight.detach()))(x.detach())
+    torch.testing.assert_close(rows, torch.tanh(x.detach() @ weight.detach().t()))
+
+
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_options_are_checked(value: Any) -> None:
+    with pytest.raises(TypeError, match="padded_output should be True or False, got"):
+        FusedLinear(7, 5, padded_output=value)
+    with pytest.raises(TypeError, match="padded_output should be True or False, got"):
+        gemm_ops.matmul(torch.randn(3, 4), torch.randn(4, 5), padded_output=value)
+    if value is not None:
+        with pytest.raises(TypeError, match="padded_weight should be True, False or None, got"):
+            FusedLinear(7, 5, padded_weight=value)
+    assert "padded_weight=False" in repr(FusedLinear(7, 5, padded_weight=False))

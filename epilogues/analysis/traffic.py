@@ -26,7 +26,8 @@ How bytes are counted
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..operations import OPERATIONS, is_condition
@@ -67,7 +68,8 @@ class Traffic:
         eager: the kernels of the eager computation, the GEMM first.
         tail: the bytes of the elementwise part as one kernel of its own; 0 if F.linear leaves nothing to it.
         tail_instructions: for one element of that kernel.
-        fused_bytes: all in one kernel.
+        fused_bytes: all in one kernel, and what is copied before it.
+        copied: what each copy before the fused kernel moves; empty where nothing is copied.
         product_bytes: the GEMM's result as eager PyTorch writes it.
     """
 
@@ -76,6 +78,7 @@ class Traffic:
     tail_instructions: int
     fused_bytes: int
     product_bytes: int
+    copied: tuple[int, ...] = ()
 
     @property
     def gemm(self) -> EagerOperation:
@@ -90,6 +93,10 @@ class Traffic:
     @property
     def unfused_bytes(self) -> int:
         return sum(operation.bytes for operation in self.eager)
+
+    def with_copies(self, copied: Sequence[int]) -> Traffic:
+        """The same with copies before the fused kernel, each moving so many bytes."""
+        return dataclasses.replace(self, fused_bytes=self.fused_bytes + sum(copied), copied=tuple(copied))
 
     @property
     def compiled_bytes(self) -> int:

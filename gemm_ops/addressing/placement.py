@@ -18,7 +18,9 @@ WAYS = {
     "vector": "in vectors of {width} elements, as it is",
     "unaligned": "between memory and registers at its own alignment",
     "strided": "element by element, with both strides",
-    "entries": "an entry for each row or column, as it is",
+    "row": "an entry for each column, as it is",
+    "column": "an entry for each row, as it is",
+    "scalar": "one element, as it is",
     "number": "a number, by value",
 }
 

@@ -183,9 +183,9 @@ class Rules:
             elif operand.kind is Kind.AUX:
                 found.append(matrix(tensor))
             elif operand.kind is Kind.SCALAR:
-                found.append(Placement("entries", loops=(0,) * len(self.dims.loops)))
+                found.append(Placement("scalar", loops=(0,) * len(self.dims.loops)))
             else:
-                found.append(self.place(tensor, "entries"))
+                found.append(self.place(tensor, operand.kind.value))
         return tuple(found)
 
     def outputs(self, matrix: Callable[[Key], Placement]) -> tuple[Placement, ...]:

@@ -120,8 +120,8 @@ def _reasons(facts: Facts) -> list[str]:
     kernels = len(traffic.elementwise)
     which = "each of which reads and writes" if kernels > 1 else "which reads and writes"
     reasons = [
-        f"One kernel moves {in_bytes(traffic.fused_bytes)} instead of {in_bytes(traffic.unfused_bytes)}: eager PyTorch "
-        f"runs {count(kernels, 'kernel')} after the GEMM, {which} whole matrices (the product has "
+        f"{_fused_kernels(traffic)} {in_bytes(traffic.fused_bytes)} instead of {in_bytes(traffic.unfused_bytes)}: "
+        f"eager PyTorch runs {count(kernels, 'kernel')} after the GEMM, {which} whole matrices (the product has "
         f"{in_bytes(traffic.product_bytes)})."
     ]
     reasons.append(_gemm_reason(facts))
@@ -156,6 +156,12 @@ def _reasons(facts: Facts) -> list[str]:
             f"{facts.registers.budget}; values will spill to memory, which may cost more than fusing saves."
         )
     return reasons
+
+
+def _fused_kernels(traffic: Traffic) -> str:
+    if not traffic.copied:
+        return "One kernel moves"
+    return f"One kernel, and {count(len(traffic.copied), 'copy')} into padded rows before it, move"
 
 
 def _gemm_reason(facts: Facts) -> str:

@@ -96,7 +96,6 @@ def estimate_times(
     *,
     instructions: int,
     family: str,
-    copied: Sequence[int] = (),
 ) -> Times:
     """The times of a problem on a device; see the module's first page.
 
@@ -107,7 +106,6 @@ def estimate_times(
         device: whose figures to use.
         instructions: that the fused kernel executes for one element besides the product.
         family: of the fused kernel.
-        copied: bytes that each copy before the fused kernel moves.
     """
     operations = 2.0 * m * n * k
     peak = device.peak(element)
@@ -127,9 +125,9 @@ def estimate_times(
         traffic.gemm.bytes, min(1.0, MISALIGNED_RATE / (ATTAINED_PEAK * peak)) if misaligned else 1.0
     )
     older = uses_older_instructions(family, device)
-    fused_place, fused_time = gemm(traffic.fused_bytes, MMA_SYNC_SHARE if older else 1.0)
+    fused_place, fused_time = gemm(traffic.fused_bytes - sum(traffic.copied), MMA_SYNC_SHARE if older else 1.0)
     arithmetic = arithmetic_seconds(instructions * m * n, device)
-    copies = _sum([_elementwise(bytes, 0, device) for bytes in copied])
+    copies = _sum([_elementwise(bytes, 0, device) for bytes in traffic.copied])
     eager = [
         _elementwise(kernel.bytes, kernel.instructions * kernel.elements, device) for kernel in traffic.elementwise
     ]

@@ -41,6 +41,8 @@ def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tup
             f"The kernel is of the sm80 family ({why}): it multiplies with mma.sync, which is slower than what cuBLAS "
             f"uses on this device ({known})."
         )
+    if kernel.addressing is not None and kernel.addressing.b.copy:
+        found.append("The weight is copied in every call; FusedLinear keeps it in padded rows, so that it need not be.")
     if kernel.library is None:
         seconds = "about a minute" if kernel.spec.config.family == "sm90" else "about half a minute"
         found.append(f"The first call builds the kernel with nvcc, which takes {seconds}; it is kept on disk.")

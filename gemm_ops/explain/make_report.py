@@ -91,6 +91,8 @@ def explain(
         cost = analysis.fast_instructions if variant_of(resolved) == "fast" else analysis.exact_instructions
     instructions = instructions_of(resolved, cost)
     kernel = choose_kernel(call, figures)
+    if kernel.addressing is not None:
+        traffic = traffic.with_copies(copied_bytes(kernel.addressing, element, facts))
     families = [kernel.config.family] if kernel.config else families_for(figures.capability)
     times = estimate_times(
         traffic,
@@ -101,7 +103,6 @@ def explain(
         figures,
         instructions=instructions,
         family=next(iter(families), "sm80"),
-        copied=copied_bytes(kernel.addressing, element, facts) if kernel.addressing is not None else (),
     )
     registers = None if kernel.config is None else estimate_registers(resolved, kernel.config)
     coverage = cover(declared, element, traffic)

@@ -41,8 +41,8 @@ def to_text(report: Report) -> str:
 # What both text and Markdown say.
 
 TIME_NOTE = (
-    "limit: no kernel is faster, it is the larger of bytes / bandwidth and FLOP / peak; expected: with what kernels "
-    "were seen to lose on an H200. Estimates, not measurements."
+    "limit: no kernel is faster, it is the larger of bytes / bandwidth and FLOP / peak, and of several kernels the "
+    "sum; expected: with what kernels were seen to lose on an H200. Estimates, not measurements."
 )
 DTYPE_NOTE = "computed in f32; rounded where it says so, nowhere else"
 
@@ -96,7 +96,7 @@ def time_rows(report: Report) -> list[Cells]:
     for name, bytes, time in (
         (f"eager PyTorch, {count(len(traffic.eager), 'kernel')}", traffic.unfused_bytes, times.eager),
         (f"torch.compile, {count(compiled, 'kernel')}", traffic.compiled_bytes, times.compiled),
-        ("fused, 1 kernel", traffic.fused_bytes, times.fused),
+        (f"fused, {count(1 + len(traffic.copied), 'kernel')}", traffic.fused_bytes, times.fused),
     ):
         intensity = in_number(operations / bytes) if bytes else "-"
         rows.append((name, in_bytes(bytes), intensity, in_time(time.limit), in_time(time.expected)))

@@ -44,8 +44,10 @@ def in_number(value: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 kernel``, ``2 kernels``."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    """``1 kernel``, ``2 kernels``, ``2 copies``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}s"
 
 
 def _scaled(value: float, smallest: float, units: Sequence[str]) -> str:

@@ -355,3 +355,22 @@ def test_names_that_are_close():
     with pytest.raises(DtypeError, match=r"dtype 'bf17' has no place .*; did you mean bf16"):
         builders.cast("bf17")
     assert builders.cast("BF16") is builders.cast(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("x", 5, 1), "expected finite numbers low < high, got 5, 1"),
+        (("x", float("nan"), 1), "expected finite numbers low < high"),
+        (("x", 0, float("inf")), "expected finite numbers low < high"),
+        (("x", "a", 1), "expected finite numbers low < high"),
+        ((3, 0, 1), "expected a name such as 'int6', got 3"),
+        (("a b", 0, 1), "expected a name"),
+        (("x", 0, 1, 2.5), "expected a number of binary digits or None, got 2.5"),
+        (("x", 0, 1, 3, "low"), "expected a whole number for the exponent"),
+    ],
+)
+def test_ranges_that_make_no_sense(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(EpilogueError, match=message):
+        builders.QuantizedRange(*arguments)
+    builders.quantize(builders.QuantizedRange("int6", -32, 31))

@@ -14,6 +14,7 @@ Contract
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from .. import functions as ep
 from ..declare import Epilogue
 from ..errors import DtypeError, did_you_mean
 from ..functions.apply import one_function
+from ..operand_shapes import is_number
 from ..signature import Column, Row, Scalar
 from ..source import short
 from ..symbol import Symbol
@@ -46,6 +48,19 @@ class QuantizedRange:
     high: float
     digits: int | None = None
     exponent: int = 0
+
+    def __post_init__(self) -> None:
+        ends = (self.low, self.high)
+        if not all(is_number(end) and math.isfinite(end) for end in ends) or not self.low < self.high:
+            raise DtypeError(
+                f"QuantizedRange: expected finite numbers low < high, got {short(self.low)}, {short(self.high)}"
+            )
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise DtypeError(f"QuantizedRange: expected a name such as 'int6', got {short(self.name)}")
+        if self.digits is not None and (type(self.digits) is not int or self.digits < 0):
+            raise DtypeError(f"QuantizedRange: expected a number of binary digits or None, got {short(self.digits)}")
+        if type(self.exponent) is not int:
+            raise DtypeError(f"QuantizedRange: expected a whole number for the exponent, got {short(self.exponent)}")
 
     def round(self, x: Any) -> Any:
         """The value nearest to each x, which is within the range; of two the even one."""

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from epilogues.dtypes import torch_dtype
-from epilogues.errors import EpilogueError
-from epilogues.reference import check_dense
 from epilogues.tree import Cast, EpilogueTree, Store
 
 from .addressing.views import address_of, pitch_of
 from .errors import ProblemError
-from .problem import Problem
+from .problem import Problem, require_dense
 
 
 def bind_outputs(
@@ -76,10 +74,7 @@ def _check(name: str, buffer: Tensor, dtype: object, problem: Problem) -> None:
     expected = f"a tensor of shape {problem.output_shape}, dtype {dtype}, on {problem.device}"
     if not isinstance(buffer, Tensor):
         raise ProblemError(f"out[{name!r}] should be {expected}, got {type(buffer).__name__}")
-    try:
-        check_dense(f"out[{name!r}]", buffer)
-    except EpilogueError as error:
-        raise ProblemError(str(error)) from None
+    require_dense(f"out[{name!r}]", buffer)
     if (tuple(buffer.shape), buffer.dtype, buffer.device) != (problem.output_shape, dtype, problem.device):
         raise ProblemError(
             f"out[{name!r}] should be {expected}; got shape {tuple(buffer.shape)}, dtype {buffer.dtype}, "
@@ -114,18 +109,10 @@ def _offsets(tensor: Tensor) -> Tensor | None:
     """The distance of every element from the first, in elements; None if there are too many to list."""
     if tensor.numel() > _FEW_ELEMENTS:
         return None
-    found = torch.zeros((), dtype=torch.int64)
+    found = torch.zeros((), dtype=torch.int64, device="cpu")
     for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        found = found[..., None] + torch.arange(extent) * stride
+        found = found[..., None] + torch.arange(extent, device="cpu") * stride
     return found.flatten()
-
-
-def new_output(problem: Problem, dtype: torch.dtype, *, padded: bool) -> Tensor:
-    """A new output: contiguous, or with rows that begin at multiples of 16 bytes."""
-    shape = problem.output_shape
-    if not padded:
-        return torch.empty(shape, dtype=dtype, device=problem.device)
-    return empty_padded(shape, dtype=dtype, device=problem.device)
 
 
 def empty_padded(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:

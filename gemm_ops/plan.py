@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ from epilogues.dtypes import torch_dtype
 from .addressing import Placement
 from .copies import copy_matrix, copy_operand
 from .operands import spread
-from .outputs import new_output, overlap
+from .outputs import empty_padded, overlap
 from .runtime.abi import GemmArguments
 from .runtime.library import load_kernel
 
@@ -50,6 +50,7 @@ class Plan:
         self.device = call.problem.device
         self.addressing = addressing
         self.padded_output = call.padded_output
+        self.output_shape = call.problem.output_shape
         self.kinds = tuple(operand.facts.kind for operand in call.operands)
         self.operand_names = tuple(operand.name for operand in call.epilogue.tree.operands)
         self.outputs = tuple(
@@ -76,7 +77,7 @@ class Plan:
             _fill(block.outputs[index], placement)
         self.block = bytes(block)
         # asking an SM80 kernel already sets it up on the current device, which may not be the tensors'
-        with _made_current(self.device):
+        with contextlib.nullcontext() if _is_current(self.device) else torch.cuda.device(self.device):
             self.workspace_bytes = self.kernel.workspace_size(block)
 
     def run(
@@ -91,23 +92,21 @@ class Plan:
         Raises:
             LaunchError: if the kernel does not start.
         """
-        with _made_current(self.device):
+        if _is_current(self.device):  # mostly, and asking costs less than switching
+            return self._run(a, b, operands, out)
+        with torch.cuda.device(self.device):
             return self._run(a, b, operands, out)
 
     def _run(
         self, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        problem = self.problem
-        outputs = {
-            name: out[name] if out else new_output(problem, dtype, padded=self.padded_output)
-            for name, dtype in self.outputs
-        }
-        values: list[Tensor | float] = [operands[name] for name in self.operand_names]
+        outputs = out if out else {name: self._new_output(dtype) for name, dtype in self.outputs}
         written = [outputs[name] for name, _ in self.outputs]
+        values = [operands[name] for name in self.operand_names]
         if self.is_plain:
-            self._launch(a, b, values, written, ())
-            return outputs
-        addressing = self.addressing
+            self.kernel.launch(self._filled(a, b, values, written), self.workspace_bytes, self.device)
+            return dict(outputs)
+        problem, addressing = self.problem, self.addressing
         # the copies are held until all is launched, and freed in stream order
         a = copy_matrix(a, addressing.a) if addressing.a.copy else a
         b = copy_matrix(b, addressing.b) if addressing.b.copy else b
@@ -117,40 +116,52 @@ class Plan:
                 values[index] = copy_operand(spread(value, kind, problem), kind, problem.output_shape)
         for index, placement in enumerate(addressing.outputs):
             if placement.copy:
-                written[index] = new_output(problem, self.outputs[index][1], padded=False)
+                written[index] = self._new_output(self.outputs[index][1])
+        block = self._filled(a, b, values, written)
         for place in itertools.product(*map(range, addressing.loops)):
-            self._launch(a, b, values, written, place)
+            self.kernel.launch(self._moved(block, place), self.workspace_bytes, self.device)
         for (name, _), temporary in zip(self.outputs, written, strict=True):
             if temporary is not outputs[name]:
                 outputs[name].copy_(temporary)
-        return outputs
+        return dict(outputs)
 
-    def _launch(
-        self, a: Tensor, b: Tensor, operands: list[Tensor | float], outputs: list[Tensor], place: tuple[int, ...]
-    ) -> None:
-        """One launch, at a place of the loops."""
-        addressing = self.addressing
+    def _new_output(self, dtype: torch.dtype) -> Tensor:
+        if self.padded_output:
+            return empty_padded(self.output_shape, dtype=dtype, device=self.device)
+        return torch.empty(self.output_shape, dtype=dtype, device=self.device)
+
+    def _filled(
+        self, a: Tensor, b: Tensor, operands: Sequence[Tensor | float], outputs: Sequence[Tensor]
+    ) -> GemmArguments:
+        """The argument block with the tensors' pointers."""
         block = GemmArguments.from_buffer_copy(self.block)
-        block.a = _pointer(a, addressing.a, place)
-        block.b = _pointer(b, addressing.b, place)
+        block.a = a.data_ptr()
+        block.b = b.data_ptr()
         for index, value in enumerate(operands):
             if isinstance(value, Tensor):
-                block.operands[index].data = _pointer(value, addressing.operands[index], place)
+                block.operands[index].data = value.data_ptr()
             else:
                 block.operands[index].value = value
         for index, output in enumerate(outputs):
-            block.outputs[index].data = _pointer(output, addressing.outputs[index], place)
-        self.kernel.launch(block, self.workspace_bytes, self.device)
+            block.outputs[index].data = output.data_ptr()
+        return block
+
+    def _moved(self, block: GemmArguments, place: tuple[int, ...]) -> GemmArguments:
+        """The block at a place of the loops around launches."""
+        addressing = self.addressing
+        moved = GemmArguments.from_buffer_copy(block)
+        moved.a += _distance(addressing.a, place)
+        moved.b += _distance(addressing.b, place)
+        for arguments, placements in ((moved.operands, addressing.operands), (moved.outputs, addressing.outputs)):
+            for argument, placement in zip(arguments, placements, strict=False):
+                if placement.way != "number":
+                    argument.data += _distance(placement, place)
+        return moved
 
 
-def _made_current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Makes a CUDA device the current one, which it mostly is; asking costs less than switching."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return _AS_IT_IS
-    return torch.cuda.device(device)
-
-
-_AS_IT_IS = contextlib.nullcontext()
+def _is_current(device: torch.device) -> bool:
+    """Whether kernels of a device can be launched as it is."""
+    return device.type != "cuda" or device.index == torch.cuda.current_device()
 
 
 def _fill(argument: Any, placement: Placement) -> None:
@@ -159,9 +170,9 @@ def _fill(argument: Any, placement: Placement) -> None:
     argument.batch_stride = placement.batch
 
 
-def _pointer(tensor: Tensor, placement: Placement, place: tuple[int, ...]) -> int:
-    offset = sum(step * stride for step, stride in zip(place, placement.loops, strict=True)) if place else 0
-    return tensor.data_ptr() + offset * tensor.element_size()
+def _distance(placement: Placement, place: tuple[int, ...]) -> int:
+    """Bytes from a tensor's begin to a place of the loops."""
+    return sum(step * stride for step, stride in zip(place, placement.loops, strict=True)) * placement.size
 
 
 def plan_key(

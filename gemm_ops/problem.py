@@ -72,14 +72,23 @@ def read_problem(a: Tensor, b: Tensor) -> Problem:
     return Problem(math.prod(m_shape), n, k, m_shape, extents, a.dtype, _SHORT.get(a.dtype), a.device)
 
 
+def require_dense(what: str, tensor: Tensor) -> None:
+    """Checks that a matrix or an output lies in memory element by element.
+
+    Raises:
+        ProblemError: for sparse, nested and quantized tensors.
+    """
+    try:
+        check_dense(what, tensor)
+    except EpilogueError as error:
+        raise ProblemError(str(error)) from None
+
+
 def _check(a: Tensor, b: Tensor) -> None:
     for name, tensor in (("a", a), ("b", b)):
         if not isinstance(tensor, Tensor):
             raise ProblemError(f"{name} should be a torch.Tensor, got {type(tensor).__name__}")
-        try:
-            check_dense(name, tensor)
-        except EpilogueError as error:
-            raise ProblemError(str(error)) from None
+        require_dense(name, tensor)
     shapes = f"a is {tuple(a.shape)}, b is {tuple(b.shape)}"
     if a.ndim < 1 or b.ndim < 2:
         hint = (

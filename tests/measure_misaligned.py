@@ -21,18 +21,8 @@ from torch.nn import functional as F
 
 import epilogues as ep
 import gemm_ops
+from shape_sweeps.shapes import SUITE_MISALIGNED
 
-#: (M, N, K), the suite's misaligned shapes
-SHAPES = (
-    (4095, 4097, 4093),
-    (8191, 8191, 8191),
-    (1000, 3001, 2000),
-    (2048, 5121, 5120),
-    (513, 1025, 2049),
-    (64, 4097, 4095),
-    (4096, 4096, 4095),
-    (4096, 50257, 768),
-)
 EPILOGUES = ("bias_gelu", "residual", "gate")
 ROUNDS = 7
 _LARGE = 6e11  # multiply-adds from which on results are not checked again: fp32 would take seconds
@@ -135,8 +125,8 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     specs = []
-    for shape in SHAPES:
-        tensors = make_tensors(*shape)
+    for m, n, k in ((shape.m, shape.n, shape.k) for shape in SUITE_MISALIGNED):
+        tensors = make_tensors(m, n, k)
         for name in EPILOGUES:
             layer, operands = make_layer(name, tensors), operands_of(name, tensors)
             weight = layer.weight.t()
@@ -147,14 +137,14 @@ def main() -> None:
     gemm_ops.build_kernels([spec for spec in specs if spec is not None])
     print(f"{len(specs)} kernels built or found in {time.perf_counter() - start:.0f} s", flush=True)
     speedups, over_mm = [], []
-    for shape in SHAPES:
-        times = measure_shape(*shape)
+    for m, n, k in ((shape.m, shape.n, shape.k) for shape in SUITE_MISALIGNED):
+        times = measure_shape(m, n, k)
         for name in EPILOGUES:
             fused = times[f"fused {name}"]
             speedups.append(times[f"eager {name}"] / fused)
             over_mm.append(fused / times["mm"])
             print(
-                f"{'x'.join(map(str, shape)):16} {name:10} {fused:8.1f} us, eager/fused {speedups[-1]:5.2f}, "
+                f"{f'{m}x{n}x{k}':16} {name:10} {fused:8.1f} us, eager/fused {speedups[-1]:5.2f}, "
                 f"fused/mm of rounded-up extents {over_mm[-1]:5.2f}",
                 flush=True,
             )

@@ -1,19 +1,18 @@
-"""The fusion decision report: decisions, devices, registers, kernels, script, and its three forms."""
+"""The fusion decision report: decisions, estimates, kernels, registers, coverage, and its three forms."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from explain_support import SUITE, empty_cache, importable, residual  # noqa: F401
 from gemm_support import every_kind, resolved, spec_of
 
 import epilogues as ep
@@ -21,35 +20,15 @@ from epilogues import Aux, Row, analysis
 from epilogues.tree import Accumulator, Apply, Constant, EpilogueTree, Node, Store
 from gemm_ops import ToolchainError, dispatch
 from gemm_ops.build.cache import LIBRARY, RECORD, cache_folder
-from gemm_ops.explain import DEVICES, Report, devices, explain, find_device, measure_bandwidth
+from gemm_ops.explain import DEVICES, explain, find_device
 from gemm_ops.explain import kernel as kernel_module
 from gemm_ops.explain.coverage import cover
 from gemm_ops.explain.limitations import approximated, repeated_operations
 from gemm_ops.explain.registers import carried_values, estimate_registers
-from gemm_ops.explain.script import find_origin
 from gemm_ops.explain.units import in_bytes, in_rate, in_share, in_time
 from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
 from gemm_ops.kernels.spec import KernelSpec
 from gemm_ops.lowering import visitor
-
-SUITE = {name: make() for name, make in ep.builders.SUITE.items()}
-
-
-@pytest.fixture(autouse=True)
-def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No kernel is built, whatever the machine has, and no CUDA device is there."""
-    monkeypatch.setenv("GEMM_OPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@ep.epilogue
-def importable(acc, bias: Row, residual: Aux[torch.float32]):
-    return ep.gelu(acc + bias) + residual
-
-
-def residual(m: int = 4096, n: int = 4096, k: int = 4096, **keywords: Any) -> Report:
-    return SUITE["residual"].explain(m, n, k, **keywords)
-
 
 # -- decisions ----------------------------------------------------------------------------------------------
 
@@ -171,117 +150,92 @@ def test_eager_rounding_and_compute_dtypes_have_reports() -> None:
     assert narrow.traffic.unfused_bytes == plain.traffic.unfused_bytes
 
 
-# -- what is asked for wrongly ------------------------------------------------------------------------------
+# -- what the estimates count -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "message"),
-    [
-        ((-1, 8, 8), {}, r"m: expected a whole number from 0 to 2\^31 - 1, got -1"),
-        ((8, 2.5, 8), {}, r"n: expected a whole number from 0 to 2\^31 - 1, got 2.5"),
-        ((8, 8, True), {}, "k: expected a whole number"),
-        ((8, 8, 2**31), {}, "k: expected a whole number"),
-        ((2**31 - 1, 8, 2**31 - 1), {}, r"matrices of more than 2\^63 bytes, which no memory holds"),
-        ((8, 8, 8), {"dtype": torch.float64}, "dtype torch.float64 has no place in an epilogue"),
-        ((8, 8, 8), {"dtype": "int8"}, "dtype 'int8' has no place"),
-        ((8, 8, 8), {"device": "h300"}, "unknown device 'h300': expected one of h200, h100"),
-        ((8, 8, 8), {"device": "cuda"}, "device 'cuda': torch .* finds no CUDA device here"),
-        ((8, 8, 8), {"device": torch.device("cpu")}, "unknown device 'cpu'"),
-        ((8, 8, 8), {"measure": True}, "bandwidth is measured on a CUDA device that is there, not on 'cuda'"),
-        ((8, 8, 8), {"measure": True, "device": "h200"}, "not on the figures of the H200 SXM"),
-        ((8, 8, 8), {"operand_dtypes": {"bais": "f32"}}, "unknown operand bais; the epilogue has scale, bias"),
-        ((8, 8, 8), {"operand_dtypes": {"bias": "int8"}}, "dtype 'int8' has no place"),
-    ],
-)
-def test_bad_input_is_an_epilogue_error(arguments: Any, keywords: Any, message: str) -> None:
-    with pytest.raises(ep.EpilogueError, match=message):
-        residual(*arguments, **keywords)
+def test_unfused_kernels_pay_for_their_arithmetic_as_the_fused_one_does() -> None:
+    """An elementwise kernel takes the longer of its bytes and its instructions: erf-gelu is worth fusing."""
 
+    @ep.epilogue
+    def erf_gelu(acc, bias: Row):
+        return torch.nn.functional.gelu(acc + bias)
 
-def test_operand_dtypes() -> None:
-    wide = residual(operand_dtypes={"residual": torch.float32})
-    assert wide.traffic.fused_bytes == residual().traffic.fused_bytes + 2 * 4096**2
-    with pytest.raises(ep.EpilogueError, match="operand residual is bf16, and the epilogue fixes it to f32"):
-        importable.explain(8, 8, 8, operand_dtypes={"residual": "bf16"})
-
-
-# -- devices ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("driver", "name"),
-    [
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40"),
-        ("NVIDIA A100-PCIE-40GB", "a100-40"),
-        ("NVIDIA A100-SXM4-80GB", "a100-80"),
-        ("NVIDIA A100 80GB PCIe", "a100-80"),
-        ("NVIDIA L40S", "l40s"),
-        ("NVIDIA GeForce RTX 4090", "rtx4090"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GeForce RTX 4090 D", None),
-        ("NVIDIA B200", "b200"),
-        ("NVIDIA L40", None),
-        ("NVIDIA GB200", None),
-        ("Tesla V100-SXM2-16GB", None),
-    ],
-)
-def test_devices_are_recognised_by_the_drivers_name(driver: str, name: str | None) -> None:
-    assert devices.recognise(driver) == name
-
-
-def _pretend(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
-    properties = SimpleNamespace(
-        name=name, L2_cache_size=60 * 2**20, multi_processor_count=78, major=capability[0], minor=capability[1]
+    report = erf_gelu.explain(4096, 4096, 4096)
+    (kernel,) = report.traffic.elementwise
+    assert kernel.instructions == analysis.exact_instructions("gelu_erf")
+    fewer = erf_gelu.explain(4096, 4096, 4096, device=dataclasses.replace(find_device("h200"), peak32=1e18))
+    assert (
+        report.times.eager.expected - report.times.gemm_expected
+        > fewer.times.eager.expected - fewer.times.gemm_expected
     )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    assert report.times.fused_arithmetic > fewer.times.fused_arithmetic
+    assert report.decision.choice == "fuse"
 
 
-def test_the_present_device_is_used_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend(monkeypatch, "NVIDIA A100 80GB PCIe", (8, 0))
-    report = residual()
-    assert report.device.name == "NVIDIA A100 80GB PCIe" and report.device.bandwidth == 2039e9
-    assert (report.device.l2, report.device.multiprocessors) == (60 * 2**20, 78)
-    assert report.device_note == "" and "(assumed)" not in str(report)
-    assert report.kernel.config is not None and report.kernel.config.family == "sm80"
-    assert find_device("cuda:0") == report.device
-    with pytest.raises(ep.EpilogueError, match="device 'cuda:1': there are 1 CUDA devices"):
-        find_device("cuda:1")
+def test_steps_of_one_function_count_for_the_kernel_that_does_them() -> None:
+    report = ep.builders.quantize("float8_e4m3fn").explain(4096, 4096, 4096)
+    names = [kernel.name for kernel in report.traffic.eager]
+    assert names == ["F.linear", "mul", "clamp", "mul"]  # divided by the scale, clamped, converted
+    assert report.traffic.eager[-1].instructions > 30  # log2, exp2, a division ...
 
 
-def test_an_unknown_device_says_whose_figures_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend(monkeypatch, "NVIDIA RTX 6000", (7, 5))
-    report = residual()
-    assert "no figures of the NVIDIA RTX 6000 are known here" in report.device.origin
-    assert "no kernel family runs on compute capability 7.5" in report.decision.headline
+def test_a_slower_family_is_reckoned_with_and_named() -> None:
+    b200 = SUITE["bias_gelu"].explain(4096, 4096, 4096, device="b200")
+    assert b200.times.fused.expected - b200.times.fused_arithmetic > 1.3 * b200.times.gemm_expected
+    assert any("no other family runs on this device" in line and "guess" in line for line in b200.limitations)
+    assert "whose mma.sync is slower" in b200.decision.reasons[1]
+    ampere = SUITE["bias_gelu"].explain(4096, 4096, 4096, device="a100-80")
+    assert not any("mma.sync" in line for line in ampere.limitations)
 
 
-def test_a_measured_bandwidth_takes_the_place_of_the_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend(monkeypatch, "NVIDIA H200", (9, 0))
-    monkeypatch.setattr("gemm_ops.explain.make_report.measure_bandwidth", lambda where: 4.3e12)
-    report = residual(measure=True)
-    assert report.device.bandwidth == 4.3e12
-    assert report.device_note == "bandwidth measured by copying; published are 4.8 TB/s"
+def test_torch_compile_may_be_faster_and_is_said_to_be() -> None:
+    report = SUITE["residual"].explain(4096, 4096, 4096, device="b200")
+    assert report.times.saved_share_compiled < 0
+    assert any("torch.compile" in reason and "MORE GPU time" in reason for reason in report.decision.reasons)
 
 
-@pytest.mark.gpu
-def test_measured_bandwidth_is_below_the_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    measured = measure_bandwidth("cuda")
-    known = devices.recognise(torch.cuda.get_device_name())
-    assert 1e11 < measured < (DEVICES[known].bandwidth if known else 1e14)
+def test_repeated_operations_are_counted_once_and_as_often_as_they_are_computed() -> None:
+    @ep.epilogue
+    def shared(acc, bias: Row):
+        z = torch.tanh(acc + bias)
+        return {"D": z * 2, "a": z * 3, "b": z * 4}
+
+    report = shared.explain(4096, 4096, 4096)
+    assert any(
+        "2 operations that the main output shares with others are computed up to 3 times" in line
+        for line in report.limitations
+    )
+    once = analysis.instructions_per_element(report.resolved, analysis.fast_instructions)
+    again = analysis.fast_instructions("tanh") + analysis.fast_instructions("add")
+    assert report.instructions == once + 2 * again
 
 
-def test_devices_are_plausible() -> None:
-    for device in DEVICES.values():
-        assert 50 < device.peak16 / device.bandwidth < 500  # operations per byte
-        assert device.peak32 < device.peak16 and device.peak("f32") == device.peak32
-        assert 30 * 2**20 < device.l2 < 200 * 2**20 and device.capability >= (8, 0)
+def test_rounding_as_eager_pytorch_leaves_less_to_cublaslt() -> None:
+    def complete(name: str, rounding: str) -> bool:
+        epilogue = ep.builders.bias_activation(name).with_rounding(rounding)
+        return epilogue.explain(64, 64, 64).coverage.complete
+
+    assert complete("relu", "once") and complete("relu", "eager_linear") and not complete("relu", "eager")
+    assert complete("gelu_tanh", "once") and not complete("gelu_tanh", "eager_linear")
+
+
+def test_copies_count_in_the_bytes_as_in_the_time() -> None:
+    report = residual(4095, 4097, 4093)
+    plain = residual(4095, 4104, 4096)
+    assert len(report.traffic.copied) == 2 and not plain.traffic.copied  # x and weight
+    moved = 2 * 2 * (4095 + 4097) * 4093
+    assert sum(report.traffic.copied) == moved
+    assert report.traffic.fused_bytes - moved == sum(
+        2 * elements for elements in (4095 * 4093, 4097 * 4093, 4097, 4097, 2 * 4095 * 4097)
+    )
+    text = str(report)
+    assert "fused, 3 kernels" in text and "fused, 1 kernel " in str(plain)
+    assert "and 2 copies into padded rows before it, move" in " ".join(text.split())
+    assert any("FusedLinear keeps it in padded rows" in line for line in report.limitations)
+    assert not any("FusedLinear keeps" in line for line in plain.limitations)
+    assert report.times.fused.limit == pytest.approx(
+        max(2 * 4095 * 4097 * 4093 / 989e12, (report.traffic.fused_bytes - moved) / 4.8e12) + moved / 4.8e12
+    )
 
 
 # -- kernels ------------------------------------------------------------------------------------------------
@@ -485,82 +439,6 @@ def test_limitations_follow_the_tree() -> None:
     assert "Approximated" not in wide
 
 
-# -- the script ---------------------------------------------------------------------------------------------
-
-
-def run_script(report: Report, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "compare.py").write_text(report.script)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-    command = [sys.executable, "compare.py", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_the_script_runs(tmp_path: Path) -> None:
-    report = SUITE["train_gelu"].explain(4096, 4096, 4096)
-    done = run_script(report, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "train_gelu_tanh: 256 x 256 x 256, torch.bfloat16, on cpu" in done.stdout or "cuda" in done.stdout
-    assert re.search(r"output D: error \S+ fused, \S+ unfused", done.stdout) and "output preact:" in done.stdout
-    odd = run_script(every_kind.explain(4096, 4096, 4096, dtype="f16"), tmp_path, "33", "17", "65")
-    assert odd.returncode == 0, odd.stderr
-    assert "33 x 17 x 65" in odd.stdout
-
-
-def test_the_script_of_an_epilogue_that_can_be_imported_imports_it(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "mine.py").write_text(
-        "import epilogues as ep\nfrom epilogues import Row\n\n\n"
-        "class Holder:\n    @ep.epilogue\n    def held(acc, bias: Row):\n        return ep.silu(acc + bias)\n"
-    )
-    code = (
-        "import sys; sys.path.insert(0, 'elsewhere')\n"
-        "import mine\nfrom gemm_ops.explain import explain\n"
-        "print(explain(mine.Holder.held, 64, 64, 64, origin='mine:Holder.held').script)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-    made = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert "from mine import Holder as found\nepilogue = found.held\n" in made.stdout
-    (tmp_path / "compare.py").write_text(made.stdout)
-    done = subprocess.run(
-        [sys.executable, "compare.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_an_epilogue_knows_where_it_is_imported_from() -> None:
-    assert find_origin(importable) == f"{__name__}:importable"
-    assert find_origin(SUITE["residual"]) == ""
-    renamed = ep.epilogue(importable, name="another")
-    assert find_origin(renamed) == ""
-    assert "from_json" in renamed.explain(8, 8, 8).script
-    assert f"from {__name__} import importable" in importable.explain(8, 8, 8).script
-
-
-@pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
-def test_the_script_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import gemm_ops
-
-    original = gemm_ops.linear
-    script: dict[str, Any] = {"__name__": "comparison"}
-    monkeypatch.setattr(sys, "argv", ["compare.py", "33", "65", "40"])
-    exec(residual(33, 65, 40).script, script)
-    with torch.no_grad():
-        assert script["check"]()
-        monkeypatch.setattr(gemm_ops, "linear", lambda *args, **named: original(*args, **named) * 1.02)
-        assert not script["check"]()
-    assert "TOO LARGE" in capsys.readouterr().out
-
-
-def test_the_script_of_any_name_is_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["compare.py", "8", "8", "8"])
-    for name in ('"""', "a\\", "{m}", "it's\nhere", "'''"):
-        script: dict[str, Any] = {"__name__": "comparison"}
-        exec(ep.Epilogue.from_tree(SUITE["gate"].tree, name).explain(8, 8, 8).script, script)
-        assert script["epilogue"].name == name and script["epilogue"].tree == SUITE["gate"].tree
-
-
 # -- forms --------------------------------------------------------------------------------------------------
 
 
@@ -627,234 +505,3 @@ def test_spec_of_the_report_is_that_of_a_built_kernel() -> None:
     """Keys must agree with those that calls make, or a built kernel is not found."""
     report = SUITE["gate"].explain(4096, 4096, 4096)
     assert report.kernel.spec is not None and report.kernel.spec.key == spec_of(resolved(SUITE["gate"])).key
-
-
-# -- what the estimates count -------------------------------------------------------------------------------
-
-
-def test_unfused_kernels_pay_for_their_arithmetic_as_the_fused_one_does() -> None:
-    """An elementwise kernel takes the longer of its bytes and its instructions: erf-gelu is worth fusing."""
-
-    @ep.epilogue
-    def erf_gelu(acc, bias: Row):
-        return torch.nn.functional.gelu(acc + bias)
-
-    report = erf_gelu.explain(4096, 4096, 4096)
-    (kernel,) = report.traffic.elementwise
-    assert kernel.instructions == analysis.exact_instructions("gelu_erf")
-    fewer = erf_gelu.explain(4096, 4096, 4096, device=dataclasses.replace(find_device("h200"), peak32=1e18))
-    assert (
-        report.times.eager.expected - report.times.gemm_expected
-        > fewer.times.eager.expected - fewer.times.gemm_expected
-    )
-    assert report.times.fused_arithmetic > fewer.times.fused_arithmetic
-    assert report.decision.choice == "fuse"
-
-
-def test_steps_of_one_function_count_for_the_kernel_that_does_them() -> None:
-    report = ep.builders.quantize("float8_e4m3fn").explain(4096, 4096, 4096)
-    names = [kernel.name for kernel in report.traffic.eager]
-    assert names == ["F.linear", "mul", "clamp", "mul"]  # divided by the scale, clamped, converted
-    assert report.traffic.eager[-1].instructions > 30  # log2, exp2, a division ...
-
-
-def test_a_slower_family_is_reckoned_with_and_named() -> None:
-    b200 = SUITE["bias_gelu"].explain(4096, 4096, 4096, device="b200")
-    assert b200.times.fused.expected - b200.times.fused_arithmetic > 1.3 * b200.times.gemm_expected
-    assert any("no other family runs on this device" in line and "guess" in line for line in b200.limitations)
-    assert "whose mma.sync is slower" in b200.decision.reasons[1]
-    ampere = SUITE["bias_gelu"].explain(4096, 4096, 4096, device="a100-80")
-    assert not any("mma.sync" in line for line in ampere.limitations)
-
-
-def test_torch_compile_may_be_faster_and_is_said_to_be() -> None:
-    report = SUITE["residual"].explain(4096, 4096, 4096, device="b200")
-    assert report.times.saved_share_compiled < 0
-    assert any("torch.compile" in reason and "MORE GPU time" in reason for reason in report.decision.reasons)
-
-
-def test_repeated_operations_are_counted_once_and_as_often_as_they_are_computed() -> None:
-    @ep.epilogue
-    def shared(acc, bias: Row):
-        z = torch.tanh(acc + bias)
-        return {"D": z * 2, "a": z * 3, "b": z * 4}
-
-    report = shared.explain(4096, 4096, 4096)
-    assert any(
-        "2 operations that the main output shares with others are computed up to 3 times" in line
-        for line in report.limitations
-    )
-    once = analysis.instructions_per_element(report.resolved, analysis.fast_instructions)
-    again = analysis.fast_instructions("tanh") + analysis.fast_instructions("add")
-    assert report.instructions == once + 2 * again
-
-
-def test_rounding_as_eager_pytorch_leaves_less_to_cublaslt() -> None:
-    def complete(name: str, rounding: str) -> bool:
-        epilogue = ep.builders.bias_activation(name).with_rounding(rounding)
-        return epilogue.explain(64, 64, 64).coverage.complete
-
-    assert complete("relu", "once") and complete("relu", "eager_linear") and not complete("relu", "eager")
-    assert complete("gelu_tanh", "once") and not complete("gelu_tanh", "eager_linear")
-
-
-@pytest.mark.parametrize("rounding", ["once", "eager", "eager_linear"])
-def test_the_script_accepts_every_rounding(rounding: str, tmp_path: Path) -> None:
-    @ep.epilogue(rounding=rounding)
-    def long(acc, bias: Row, residual: Aux):
-        z = torch.tanh(acc + bias) * 1.7 + residual
-        return torch.sigmoid(z * z - 0.3) * z
-
-    done = run_script(long.explain(40, 48, 64), tmp_path)
-    assert done.returncode == 0 and "TOO LARGE" not in done.stdout, done.stdout + done.stderr
-
-
-def test_the_script_compares_where_results_are_finite(tmp_path: Path) -> None:
-    @ep.epilogue
-    def half_nan(acc):
-        return torch.log(acc)
-
-    report = half_nan.explain(40, 48, 64)
-    done = run_script(report, tmp_path)
-    assert done.returncode == 0 and re.search(r"\d+ of 1920 elements are finite and compared", done.stdout), done.stdout
-    # a fused call that leaves the signs out has no NaN where there should be one
-    wrong = report.script.replace(
-        "    result = gemm_ops.linear(x, weight, epilogue, **operands)", "    result = (x @ weight.t()).abs().log()"
-    )
-    assert wrong != report.script
-    (tmp_path / "wrong.py").write_text(wrong)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-    command = [sys.executable, "wrong.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "TOO MANY" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    "arguments", [("1",), ("1", "2", "3", "4"), ("a", "2", "3"), ("-1", "2", "3"), ("1.5", "2", "3")]
-)
-def test_the_script_refuses_wrong_arguments(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    done = run_script(residual(), tmp_path, *arguments)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.strip() == f"compare.py: expected three extents M N K or nothing, got {' '.join(arguments)}"
-
-
-# -- a new user's mistakes ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "message"),
-    [
-        (("64", 8, 8), {}, "m: expected a whole number from 0 to .*, got '64'"),
-        ((8, None, 8), {}, "n: expected a whole number from 0 to .*, got None"),
-        (
-            (8, 8, torch.ones(2, 2)),
-            {},
-            r"k: expected a whole number from 0 to .*, got tensor\(\[\[1., 1.\], \[1., 1.\]\]\)$",
-        ),
-        ((10**5000, 8, 8), {}, "m: expected a whole number from 0 to .*, got <int that cannot be shown>"),
-        ((8, 8, 8), {"dtype": None}, "dtype None has no place"),
-        ((8, 8, 8), {"dtype": "BF17"}, "dtype 'BF17' has no place .*; did you mean bf16"),
-        ((8, 8, 8), {"device": "A100"}, "unknown device 'A100': .*; did you mean .*a100-80"),
-        ((8, 8, 8), {"device": "H100 PCIe"}, "; did you mean h100-pcie"),
-        ((8, 8, 8), {"device": 0}, "device: expected a name .*, got int 0; a CUDA device is named 'cuda:0'"),
-        ((8, 8, 8), {"device": 2.5}, "device: expected a name .*, got float 2.5$"),
-        ((8, 8, 8), {"measure": True, "device": "H200"}, "not on the figures of the H200 SXM"),
-        ((8, 8, 8), {"operand_dtypes": ["bias"]}, "operand_dtypes: expected a mapping of operand name .*, got list"),
-        ((8, 8, 8), {"operand_dtypes": []}, r"expected a mapping .* such as \{'scale': torch.float32\}, got list \[\]"),
-        ((8, 8, 8), {"operand_dtypes": "f32"}, "expected a mapping .*, got str 'f32'"),
-        ((8, 8, 8), {"operand_dtypes": torch.ones(2)}, "expected a mapping .*, got Tensor tensor"),
-        ((8, 8, 8), {"operand_dtypes": {1: "f32"}}, "unknown operand 1; the epilogue has scale, bias"),
-        ((8, 8, 8), {"operand_dtypes": {"bais": "f32"}}, "unknown operand bais; .*; did you mean bias"),
-        ((8, 8, 8), {"operand_dtypes": {"bias": None}}, "operand_dtypes: operand bias: dtype None has no place"),
-        ((8, 8, 8), {"operand_dtypes": {"bias": 3}}, "operand_dtypes: operand bias: dtype 3 has no place"),
-    ],
-)
-def test_wrong_types_and_names_are_epilogue_errors(arguments: Any, keywords: Any, message: str) -> None:
-    with pytest.raises(ep.EpilogueError, match=message) as error:
-        residual(*arguments, **keywords)
-    assert "\n" not in str(error.value)
-
-
-def test_explain_refuses_what_is_no_epilogue_or_cost() -> None:
-    with pytest.raises(ep.EpilogueError, match="explain: expected an Epilogue, got str 'gelu'"):
-        explain("gelu", 8, 8, 8)  # type: ignore[arg-type]
-    with pytest.raises(ep.EpilogueError, match=r"cost: expected a function .*, got 3"):
-        explain(SUITE["gate"], 8, 8, 8, cost=3)  # type: ignore[arg-type]
-
-
-def test_names_do_in_capitals_too() -> None:
-    shouted = residual(dtype="FLOAT16", device="H100-PCIe", operand_dtypes={"bias": "BF16"})
-    assert shouted == residual(dtype="f16", device="h100-pcie", operand_dtypes={"bias": torch.bfloat16})
-    with pytest.raises(ep.EpilogueError, match=r"device 'cuda:0': torch .* finds no CUDA device here"):
-        residual(device="CUDA:0")
-
-
-@pytest.mark.parametrize("shape", [(0, 64, 64), (64, 0, 64), (0, 0, 0)])
-def test_a_report_without_an_output_counts_nothing(shape: tuple[int, int, int]) -> None:
-    report = residual(*shape)
-    for words in (str(report), report.to_markdown()):
-        for wrong in ("0 B", "0 us", "FLOP", "Bytes and time", "Triton", "covers the beginning", "times them"):
-            assert wrong not in words, wrong
-        assert "torch.compile has nothing to fuse: the output has no elements." in words
-    assert str(report).endswith(
-        "\n\nMore: report.script compares, report.to_markdown() has it; no kernel, so no C++ source"
-    )
-    data = json.loads(report.to_json())
-    assert data["traffic"]["unfused"] == data["traffic"]["fused"] == 0 and data["kernel"] is None
-    assert data["coverage"]["words"][1] == "torch.compile has nothing to fuse: the output has no elements."
-
-
-def test_a_report_without_a_product_has_eager_pytorch_only() -> None:
-    report = residual(64, 64, 0)
-    for words in (str(report), report.to_markdown()):
-        assert "eager PyTorch, 5 kernels" in words and "its result is zeros, or the bias." in words
-        for wrong in ("fused, 1 kernel", "saved, against", "limited by", "The GEMM has", "Triton", "times them"):
-            assert wrong not in words, wrong
-        assert "torch.compile fuses what is computed from the zeros: mul, add, mul, add." in words
-    eager = str(SUITE["bias_gelu"].with_rounding("eager").explain(64, 64, 0))
-    assert "torch.matmul multiplies nothing: its result is zeros." in " ".join(eager.split())
-    assert "has nothing left to fuse" in str(SUITE["identity"].explain(64, 64, 0))
-
-
-def test_a_report_without_a_kernel_promises_no_source() -> None:
-    assert str(residual(64, 63, 64, dtype="f32")).endswith("no kernel, so no C++ source")
-    assert str(residual(64, 64, 64)).endswith("report.source is the C++, report.to_markdown() has both")
-
-
-@pytest.mark.parametrize(
-    "name", ["a\nb", "a\r\n# b", "a | b", "``` a", "# a #", "a`b", "[a](b) ~~c~~ &lt; $x$", "a\x1b[1mb", "a\u2028b"]
-)
-def test_any_name_is_one_line(name: str) -> None:
-    report = ep.Epilogue.from_tree(SUITE["gate"].tree, name).explain(64, 64, 64)
-    head = str(report).splitlines()[0]
-    assert head.isprintable() and head.endswith("M x N x K = 64 x 64 x 64, bf16, on H200 SXM (assumed)")
-    assert str(report).splitlines()[1] == report.decision.headline
-    lines = report.to_markdown().splitlines()
-    assert lines[0].startswith("## ") and lines[0].endswith("(assumed)") and lines[1] == "" and lines[2][:2] == "**"
-    assert not re.search(r"(?<!\\)[|`#\[\]~&$*<>]", lines[0][3:])
-    # every fence is closed by one as long, and what is between holds none
-    fences = [line for line in lines if line.startswith("```")]
-    for start, end in zip(fences[::2], fences[1::2], strict=True):
-        assert set(end) == {"`"} and start.startswith(end)
-    script = report.to_markdown().partition("python\n")[2]
-    assert script.startswith('"""') and json.loads(report.to_json())["epilogue"]["name"] == name
-    compile(report.script, "compare.py", "exec")
-
-
-def test_copies_count_in_the_bytes_as_in_the_time() -> None:
-    report = residual(4095, 4097, 4093)
-    plain = residual(4095, 4104, 4096)
-    assert len(report.traffic.copied) == 2 and not plain.traffic.copied  # x and weight
-    moved = 2 * 2 * (4095 + 4097) * 4093
-    assert sum(report.traffic.copied) == moved
-    assert report.traffic.fused_bytes - moved == sum(
-        2 * elements for elements in (4095 * 4093, 4097 * 4093, 4097, 4097, 2 * 4095 * 4097)
-    )
-    text = str(report)
-    assert "fused, 3 kernels" in text and "fused, 1 kernel " in str(plain)
-    assert "and 2 copies into padded rows before it, move" in " ".join(text.split())
-    assert any("FusedLinear keeps it in padded rows" in line for line in report.limitations)
-    assert not any("FusedLinear keeps" in line for line in plain.limitations)
-    assert report.times.fused.limit == pytest.approx(
-        max(2 * 4095 * 4097 * 4093 / 989e12, (report.traffic.fused_bytes - moved) / 4.8e12) + moved / 4.8e12
-    )

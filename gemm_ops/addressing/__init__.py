@@ -1,8 +1,8 @@
 """How the tensors of a call reach a kernel: taken as they lie, loaded and stored at any alignment, or copied first.
 
     >>> addressing = address("sm90", request)
-    >>> [placement.way for placement in addressing.placements]
-    ['tma', 'copied', 'vector', 'unaligned']
+    >>> addressing.a.copy, addressing.b.way, addressing.outputs[0].way
+    ('padded', 'tma', 'unaligned')
 
 ``views``      what there is to know of each tensor: strides over the dimensions of the call, element size, alignment
 ``collapse``   the leading dimensions as one M, one batch, and loops over what is left

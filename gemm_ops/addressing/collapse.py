@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_INT_MAX = 2**31 - 1
+from .views import INT_MAX
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def collapse(extents: Sequence[int], leads: Sequence[tuple[int, ...]], shared: S
         strides = tuple(lead[place] for lead in tensors)
         outer = dims[-1] if dims else None
         even = outer is not None and all(o == extent * i for o, i in zip(outer.strides, strides, strict=True))
-        if outer is not None and even and outer.extent * extent <= _INT_MAX:
+        if outer is not None and even and outer.extent * extent <= INT_MAX:
             dims[-1] = Dim(outer.extent * extent, strides)
         else:
             dims.append(Dim(extent, strides))

@@ -9,10 +9,9 @@ from __future__ import annotations
 from .placement import Addressing
 from .sm80 import Sm80Rules
 from .sm90 import Sm90Rules
-from .views import Request
+from .views import INT_MAX, Request
 
 _RULES = {"sm90": Sm90Rules, "sm80": Sm80Rules}
-_INT_MAX = 2**31 - 1
 
 
 def address(family: str, request: Request) -> Addressing | str:
@@ -22,6 +21,6 @@ def address(family: str, request: Request) -> Addressing | str:
         family: "sm90" or "sm80".
         request: with extents of at least 1.
     """
-    if max(request.n, request.k, *request.extents, 1) > _INT_MAX:
+    if max(request.n, request.k, *request.extents) > INT_MAX:
         return "an extent is larger than 2^31 - 1"
     return _RULES[family](request).address()

@@ -1,14 +1,14 @@
 """What is decided for each tensor of a call, as data and in words.
 
->>> placement.way, placement.why
-('copied', 'its leading dimension of 4093 elements is not a multiple of 16 bytes')
+>>> placement.copy, placement.why
+('padded', 'its leading dimension of 4093 elements is not a multiple of 16 bytes')
 >>> describe(placement, "x")
 'x: copied into padded rows first, as its leading dimension of 4093 elements is not a multiple of 16 bytes'
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..kernels.access import Access
 
@@ -36,6 +36,7 @@ class Placement:
         why: what keeps it from a better way, in words; "" if nothing does.
         layout: of A and B: "row" or "column".
         width: elements per access.
+        size: bytes of an element.
         leading: stride from row to row ("column": from column to column).
         column: stride from column to column of a "strided" matrix.
         batch: stride from problem to problem.
@@ -47,6 +48,7 @@ class Placement:
     why: str = ""
     layout: str = "row"
     width: int = 0
+    size: int = 0
     leading: int = 0
     column: int = 1
     batch: int = 0
@@ -74,7 +76,7 @@ class Addressing:
     b: Placement
     operands: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
-    access: Access = field(compare=False)
+    access: Access
 
     @property
     def copies(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from epilogues.tree import Kind
 
+from ..kernels.access import Access
 from .collapse import Dims, collapse
 from .placement import Addressing, Placement
 from .views import ACCESS_BYTES, Request, View, pitch_of
@@ -164,14 +165,28 @@ class Rules:
 
     # Answers.
 
-    def place(self, tensor: Key, way: str, **more: Any) -> Placement:
-        """The placement of a tensor that is reached in a way."""
+    def place(self, tensor: Key, way: str, *, why: str = "", **more: Any) -> Placement:
+        """The placement of a tensor that is reached in a way; of a copy, ``why`` is what it was made for."""
         strides = self.strides(tensor)
         copy = self.copies.get(tensor)
-        kind, why = (copy.kind, copy.why) if copy is not None else ("", more.pop("why", ""))
-        more.pop("why", None)
-        found = Placement(way, kind, why, leading=strides.m, batch=strides.batch, loops=strides.loops)
+        kind, why = ("", why) if copy is None else (copy.kind, copy.why)
+        size = self.views[tensor].size
+        found = Placement(way, kind, why, size=size, leading=strides.m, batch=strides.batch, loops=strides.loops)
         return dataclasses.replace(found, **more)
+
+    def addressing(
+        self,
+        a: Placement,
+        b: Placement,
+        operands: tuple[Placement, ...],
+        outputs: tuple[Placement, ...],
+        access: Access,
+    ) -> Addressing:
+        """All of it, along the merged dimensions."""
+        dims = self.dims
+        loops = tuple(dim.extent for dim in dims.loops)
+        n, k = self.request.n, self.request.k
+        return Addressing(dims.m.extent, n, k, dims.batch.extent, loops, a, b, operands, outputs, access)
 
     def operands(self, matrix: Callable[[Key], Placement]) -> tuple[Placement, ...]:
         """The placements of the operands, given that of an auxiliary matrix."""
@@ -222,20 +237,19 @@ class Rules:
             self.views[copy.tensor] = View(packed((1,) * len(extents), extents, 1), size=view.size)
         else:
             # repeated rows are written out: only batch dimensions may repeat
-            lead = (*view.lead[:-1], 1) if view.lead else ()
+            lead = (*view.lead[:-1], 1)
             self.views[copy.tensor] = View(packed(lead, extents, self.request.n), n=1, size=view.size)
 
     def _padded(self, copy: Copy) -> View:
         view, request = self.views[copy.tensor], self.request
-        m = request.extents[-1] if request.extents else 1
-        rows, columns = (m, request.k) if copy.tensor == A else (request.k, request.n)
+        rows, columns = (request.extents[-1], request.k) if copy.tensor == A else (request.k, request.n)
         outer, inner = (rows, columns) if copy.layout == "row" else (columns, rows)
         pitch = pitch_of(inner, view.size)
         batch = packed(view.lead[:-1], request.extents[:-1], outer * pitch)
         row, column = (pitch, 1) if copy.layout == "row" else (1, pitch)
         if copy.tensor == A:
-            return View((*batch, row)[: len(view.lead)], k=column, size=view.size)
-        return View((*batch, 0)[: len(view.lead)], k=row, n=column, size=view.size)
+            return View((*batch, row), k=column, size=view.size)
+        return View((*batch, 0), k=row, n=column, size=view.size)
 
 
 def packed(lead: Sequence[int], extents: Sequence[int], inner: int) -> tuple[int, ...]:

@@ -29,9 +29,9 @@ class Sm80Rules(Rules):
         return self.scattered()
 
     def finish(self) -> Addressing | str:
-        request, dims = self.request, self.dims
-        if dims.batch.extent > _MOST_GRID_LAYERS:
-            return f"a batch of {dims.batch.extent} is larger than {_MOST_GRID_LAYERS}"
+        batch = self.dims.batch.extent
+        if batch > _MOST_GRID_LAYERS:
+            return f"a batch of {batch} is larger than {_MOST_GRID_LAYERS}"
         width, why = self._epilogue()
 
         def matrix(tensor: Key) -> Placement:
@@ -41,11 +41,8 @@ class Sm80Rules(Rules):
         operands, outputs = self.operands(matrix), self.outputs(matrix)
         a, b = self._main(A), self._main(B)
         codes = tuple(width if placement.way == "vector" else WHOLE for placement in operands) if width else ()
-        access = Access(codes, (width,) * len(outputs) if width else (), a.width, b.width, dims.batch.extent > 1)
-        loops = tuple(dim.extent for dim in dims.loops)
-        return Addressing(
-            dims.m.extent, request.n, request.k, dims.batch.extent, loops, a, b, operands, outputs, access
-        )
+        access = Access(codes, (width,) * len(outputs) if width else (), a.width, b.width, batch > 1)
+        return self.addressing(a, b, operands, outputs, access)
 
     def _main(self, tensor: Key) -> Placement:
         width, side = max(
@@ -80,7 +77,7 @@ class Sm80Rules(Rules):
             return ""
         view, n = self.views[tensor], self.request.n
         bytes = min(width * view.size, ACCESS_BYTES) if width else ACCESS_BYTES
-        name = f"{tensor.role} {tensor.position}"
+        name = f"an {tensor.role}"
         if tensor.role == "output" and n * view.size % bytes:
             return f"{name} has rows of N={n} elements, which are not a multiple of {bytes} bytes"
         if not self.is_matrix(tensor) and not view.n:

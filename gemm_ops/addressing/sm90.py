@@ -8,13 +8,10 @@ what follows them is padding.
 
 from __future__ import annotations
 
-from ..kernels.access import STRIDED, WHOLE, Access
+from ..kernels.access import STRIDED, UNALIGNED, WHOLE, Access
 from .placement import Addressing, Placement
 from .rules import A, B, Copy, Key, Rules, Sides
 from .views import ACCESS_BYTES, pitch_of
-
-UNALIGNED = 1
-_INT_MAX = 2**31 - 1
 
 
 class Sm90Rules(Rules):
@@ -39,16 +36,9 @@ class Sm90Rules(Rules):
         return self.off(tensor, side.leading)
 
     def finish(self) -> Addressing | str:
-        request, dims = self.request, self.dims
-        if dims.batch.extent > _INT_MAX:
-            return "a batch is larger than 2^31 - 1"
         operands, outputs = self.operands(self._matrix), self.outputs(self._matrix)
-        access = Access(_codes(operands), _codes(outputs), batched=dims.batch.extent > 1)
-        a, b = (self._main(tensor) for tensor in (A, B))
-        loops = tuple(dim.extent for dim in dims.loops)
-        return Addressing(
-            dims.m.extent, request.n, request.k, dims.batch.extent, loops, a, b, operands, outputs, access
-        )
+        access = Access(_codes(operands), _codes(outputs), batched=self.dims.batch.extent > 1)
+        return self.addressing(self._main(A), self._main(B), operands, outputs, access)
 
     def _main(self, tensor: Key) -> Placement:
         side = next(side for side in self.sides(tensor) if not self._refused(tensor, side))

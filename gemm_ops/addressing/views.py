@@ -13,6 +13,8 @@ from torch import Tensor
 
 from epilogues.tree import Kind
 
+#: Extents that kernels count in 32 bits.
+INT_MAX = 2**31 - 1
 #: What TMA and 16-byte vector accesses need of a pointer and of strides.
 ACCESS_BYTES = 16
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Buildable(Protocol):
     """A kernel that can be built: an identity, a source and a target.
 

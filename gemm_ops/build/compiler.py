@@ -20,8 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ..errors import BuildError
-from ..kernels.pad_spec import PadSpec
-from ..kernels.spec import KernelSpec, cutlass_version
+from ..kernels.spec import cutlass_version
 from .buildable import Buildable
 from .cache import LIBRARY, RECORD, SOURCE, BuildSlot, build_slot, find_library
 from .flags import FLAGS
@@ -146,7 +145,7 @@ def build_kernels(specs: Iterable[Buildable], *, jobs: int | None = None, on_don
     """
     specs = list(specs)
     for spec in specs:
-        if not isinstance(spec, KernelSpec | PadSpec):
+        if not isinstance(spec, Buildable):
             raise TypeError(f"expected kernel specs, such as backend_for(...).spec, got {type(spec).__name__}")
     unique = list({spec.key: spec for spec in specs}.values())
     workers = jobs or len(os.sched_getaffinity(0))

@@ -1,16 +1,16 @@
 """How a kernel reaches the matrices in memory: what of it is compiled in.
 
-    >>> Access(outputs=(1,))                     # D is stored element by element, at any alignment
+    >>> Access(outputs=(UNALIGNED,))             # D is stored at any alignment
     >>> Access(operands=(WHOLE, STRIDED))        # the second operand's rows are not contiguous
 
 A matrix is reached in one of these ways:
 
-=============  =====================================================================================================
-:data:`WHOLE`  in 16 bytes at a time, by TMA on SM90: pointer and leading dimension are multiples of 16 bytes
-2, 1           so many elements at a time, between registers and memory: pointer and leading dimension are multiples
-               of that, and so is N
-:data:`STRIDED`  element by element with both strides: any layout
-=============  =====================================================================================================
+==================  ================================================================================================
+:data:`WHOLE`       in 16 bytes at a time, by TMA on SM90: pointer and leading dimension are multiples of 16 bytes
+:data:`UNALIGNED`   at any alignment of its elements; its rows are contiguous
+2                   two elements at a time (SM80): pointer, leading dimension and N are multiples of that
+:data:`STRIDED`     element by element with both strides: any layout (SM90)
+==================  ================================================================================================
 
 On SM80 a single width serves the whole epilogue, and A and B have widths of their own (``cp.async``); on SM90 A and B
 come by TMA always.
@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WHOLE = 0
+UNALIGNED = 1
 STRIDED = -1
 
 

@@ -31,7 +31,15 @@ from .config import KernelConfig
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 #: Everything that the generated source depends on, relative to the package.
-_GENERATOR_FILES = ("lowering", "templates", "cuda", "runtime/abi.py", "kernels/spec.py", "build/flags.py")
+_GENERATOR_FILES = (
+    "lowering",
+    "templates",
+    "cuda",
+    "runtime/abi.py",
+    "kernels/spec.py",
+    "kernels/access.py",
+    "build/flags.py",
+)
 
 _LAYOUTS = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
 

@@ -34,7 +34,7 @@ from epilogues.tree import EpilogueTree, Kind
 
 from .addressing import Addressing, Request
 from .addressing.placement import describe
-from .addressing.views import given_view, new_view, pitch_of, read_request
+from .addressing.views import given_view, has_memory, new_view, pitch_of, read_request
 from .announce import announce
 from .build.cache import find_library
 from .build.toolchain import find_toolchain
@@ -107,6 +107,12 @@ class Call:
             outputs = [new_view(problem.extents, problem.n, size, padded=self.padded_output) for size in sizes]
         operands = [(operand.facts.kind, operand.tensor) for operand in self.operands]
         return read_request(problem.extents, problem.n, problem.k, self.a, self.b, operands, outputs)
+
+    @functools.cached_property
+    def is_in_memory(self) -> bool:
+        """Whether a kernel could read the tensors: they are not fake, and not inside ``torch.vmap``."""
+        operands = [operand.tensor for operand in self.operands if operand.tensor is not None]
+        return all(map(has_memory, (self.a, self.b, *operands, *self.out.values())))
 
     @property
     def tensors(self) -> dict[str, Tensor | float]:
@@ -207,6 +213,8 @@ def decide(call: Call) -> Decision:
         reason, loss = "an argument requires grad, and the fused kernels have no backward pass yet", on_cuda
     elif not on_cuda:
         reason = f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices"
+    elif not call.is_in_memory:
+        reason = "a tensor has no memory of its own, being inside torch.vmap, or fake"
     else:
         reason = problem_refusal(problem, len(call.operands), len(call.tree.outputs))
         loss = not call.is_empty
@@ -270,7 +278,8 @@ def compute_unfused(call: Call, decision: Decision) -> dict[str, Tensor]:
     """Computes the call with the reference backend, saying so once; outputs by name."""
     if decision.loss:
         announce(f"computed by the PyTorch reference backend, not fused: {decision.reason}")
-    results = run_reference(call.epilogue.tree, call.a, call.b, call.given, differentiable=call.differentiable)
+    transformed = call.differentiable or not call.is_in_memory
+    results = run_reference(call.epilogue.tree, call.a, call.b, call.given, transformed=transformed)
     for name, buffer in call.out.items():
         buffer.copy_(results[name])
     if call.padded_output:

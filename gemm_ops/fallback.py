@@ -1,11 +1,11 @@
 """The PyTorch reference backend: the same tree, computed operation by operation.
 
-    >>> outputs = run_reference(tree, a, b, operands, differentiable=False)
+    >>> outputs = run_reference(tree, a, b, operands, transformed=False)
 
 It takes every dtype, device, shape and layout that ``torch.matmul`` takes.  The accumulator is fp32 as in the
 kernels (fp64 for fp64 inputs), so results agree with the fused ones to rounding.  On CUDA that is cuBLAS with an
-fp32 output; where gradients are wanted, or for batches, PyTorch has no such call and the accumulator is rounded
-to the inputs' dtype first, as in any unfused PyTorch computation.
+fp32 output; where gradients are wanted, inside vmap, or for batches, PyTorch has no such call and the accumulator is
+rounded to the inputs' dtype first, as in any unfused PyTorch computation.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
 def run_reference(
-    tree: EpilogueTree, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], *, differentiable: bool
+    tree: EpilogueTree, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], *, transformed: bool
 ) -> dict[str, Tensor]:
     """All outputs of the epilogue over ``a @ b``.
 
     Args:
         a, b: (..., M, K) and (..., K, N), as ``torch.matmul`` takes them.
         operands: by name, as :mod:`gemm_ops.operands` has checked them.
-        differentiable: whether autograd is to record the computation.
+        transformed: whether autograd is to record the computation, or vmap to batch it.
     """
     compute = torch.float64 if a.dtype == torch.float64 else torch.float32
     # the matrices have autocast's dtype already; the accumulator and the epilogue are not to be rounded to it
     with _without_autocast(a.device.type):
-        accumulator = _accumulate(a, b, differentiable)
+        accumulator = _accumulate(a, b, transformed)
         return evaluate(tree, accumulator, operands, compute_dtype=compute, out_dtype=a.dtype)
 
 
@@ -45,12 +45,12 @@ def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[obj
     return torch.autocast(device_type, enabled=False) if available else contextlib.nullcontext()
 
 
-def _accumulate(a: Tensor, b: Tensor, differentiable: bool) -> Tensor:
+def _accumulate(a: Tensor, b: Tensor, transformed: bool) -> Tensor:
     if a.dtype not in _SIXTEEN_BITS:
         return torch.matmul(a, b)
     if a.device.type == "cpu":
         return torch.matmul(a.float(), b.float())
-    if differentiable or b.ndim > 2 or a.device.type != "cuda":
+    if transformed or b.ndim > 2 or a.device.type != "cuda":
         return torch.matmul(a, b).float()
     flat = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     return torch.mm(flat, b, out_dtype=torch.float32).reshape(*a.shape[:-1], b.shape[-1])

@@ -214,8 +214,11 @@ def plan_key(
     if any(tensor.is_neg() for tensor in tensors):
         return None  # memory holds the opposite
     key: list[object] = [id(epilogue), forced, numbers, out is None, padded_output]
-    for tensor in tensors:
-        key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15)
+    try:
+        for tensor in tensors:
+            key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15)
+    except RuntimeError:
+        return None  # fake, or inside vmap
     return tuple(key)
 
 

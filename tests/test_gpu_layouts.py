@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from layouts import GuardedBuffer, lay_out
+from torch import Tensor
 
 import epilogues as ep
 import gemm_ops
 from epilogues import Aux, Column, Row
+from gemm_ops import dispatch, plan
+from gemm_ops.kernels import families
+from gemm_ops.kernels.config import KernelConfig
 from gemm_ops.kernels.pad_spec import PadSpec
 from gemm_ops.runtime.pad_rows import pad_rows
 
@@ -22,6 +28,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 def everything(acc, scale: Row, offset: Column, residual: Aux):
     z = acc * scale + offset
     return {"D": torch.relu(z) + residual, "z": ep.cast(z, "f32")}
+
+
+@ep.epilogue
+def both_sizes(acc, residual: Aux, wide: Aux):
+    z = acc + wide
+    return {"D": torch.relu(z) * residual, "z": ep.cast(z, "f32")}
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,11 @@ CASES = [
     # every alignment of each kind of tensor
     Layout(200, 264, 136, out="contiguous"),
     Layout(200, 257, 130, out="contiguous"),
+    # one side through TMA, the other not
+    Layout(200, 264, 136, out="off"),
+    Layout(200, 264, 136, residual="off", out="contiguous"),
+    Layout(200, 264, 136, residual="every second", out="off"),
+    Layout(129, 260, 72, out="contiguous"),
     Layout(129, 257, 133, a="off", b="transposed padded", residual="off", out="off"),
     Layout(129, 266, 133, a="transposed", b="contiguous", residual="padded", out="padded"),
     Layout(129, 100, 72, a="transposed padded", residual="transposed", out="transposed"),
@@ -108,6 +125,44 @@ def specs_of(backend: str) -> list[Any]:
     return found
 
 
+def misaligned(m: int, n: int, way: str) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, GuardedBuffer]]:
+    """A problem of :func:`both_sizes`: 16-bit and 32-bit matrices are loaded and stored, laid out in one way."""
+    torch.manual_seed(0)
+    a, b = lay_out((m, 72), "contiguous", device="cuda"), lay_out((72, n), "transposed", device="cuda")
+    operands = {
+        "residual": lay_out((m, n), way, device="cuda"),
+        "wide": lay_out((m, n), way, torch.float32, device="cuda"),
+    }
+    dtypes = {"D": torch.bfloat16, "z": torch.float32}
+    return a, b, operands, {name: GuardedBuffer((m, n), way, dtype, "cuda") for name, dtype in dtypes.items()}
+
+
+@contextlib.contextmanager
+def only(config: KernelConfig) -> Iterator[None]:
+    """The sm90 family with one configuration."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(families, "SM90_CONFIGS", (config,))
+        forget_choices()
+        yield
+    forget_choices()
+
+
+def forget_choices() -> None:
+    dispatch._select.cache_clear()
+    plan._plans.clear()
+
+
+def tile_specs() -> list[Any]:
+    """The kernels of the test of every tile."""
+    a, b, operands, guarded = misaligned(129, 257, "off")
+    out = {name: one.view for name, one in guarded.items()}
+    found: list[Any] = []
+    for config in families.CONFIGS["sm90"]:
+        with only(config), gemm_ops.use_backend("sm90"):
+            found.append(gemm_ops.backend_for(a, b, both_sizes, out=out, **operands).spec)
+    return found
+
+
 def other_specs() -> list[Any]:
     """Those of the tests that have tensors of their own."""
     found: list[Any] = []
@@ -130,7 +185,7 @@ def built(request: pytest.FixtureRequest) -> None:
     """The kernels of the selected tests, built in parallel."""
     selected = " ".join(item.name for item in request.session.items)
     specs = [spec for backend in ("sm90", "sm80") if backend in selected for spec in specs_of(backend)]
-    gemm_ops.build_kernels([*specs, *other_specs()])
+    gemm_ops.build_kernels([*specs, *(tile_specs() if "tile" in selected else []), *other_specs()])
 
 
 @pytest.mark.parametrize("backend", ["sm90", "sm80"])
@@ -139,19 +194,39 @@ def test_layout(case: Layout, backend: str) -> None:
     a, b, operands = case.tensors()
     guarded = case.outputs()
     with gemm_ops.use_backend(backend):
-        results = gemm_ops.matmul(
-            a, b, everything, out={name: one.view for name, one in guarded.items()} or None, **operands
-        )
+        check(everything, a, b, operands, guarded)
+
+
+def check(
+    epilogue: ep.Epilogue, a: Tensor, b: Tensor, operands: dict[str, Any], guarded: dict[str, GuardedBuffer]
+) -> None:
+    """A call against fp64, and what is around its outputs."""
+    results = gemm_ops.matmul(a, b, epilogue, out={name: one.view for name, one in guarded.items()} or None, **operands)
     assert isinstance(results, dict)
-    truth = everything.reference(
+    truth = epilogue.reference(
         torch.matmul(a.double(), b.double()), compute_dtype=torch.float64, keep_casts=False, **operands
     )
     for name, limit in (("D", 2.5e-3), ("z", 2e-6)):
-        assert results[name].shape == (*case.batch, case.m, case.n)
-        error = (results[name].double() - truth[name]).norm() / truth[name].norm()
-        assert error < limit, (name, error.item())
+        assert results[name].shape == truth[name].shape
+        # of a single element the truth may be 0
+        error = (results[name].double() - truth[name]).norm() / truth[name].norm().clamp(min=1)
+        assert error < limit, (name, tuple(truth[name].shape), error.item())
     for one in guarded.values():
         one.check()
+
+
+@pytest.mark.parametrize("config", families.CONFIGS["sm90"], ids=lambda config: config.name)
+def test_every_tile_at_every_edge(config: KernelConfig) -> None:
+    """Misaligned rows whose ends lie anywhere in a tile, in a piece of 16 bytes and in the matrix's last piece."""
+    rows, columns, _ = config.tile
+    shapes = {(2, 1), (3, 7), (rows + 1, columns + 1), (2 * rows, columns), (rows - 1, 3 * columns - 5)}
+    shapes |= {(rows + 9, columns - 33 + more) for more in range(0, 34, 3)} if columns > 33 else set()
+    shapes |= {(17, 2 * columns + more) for more in range(-8, 9)}
+    with only(config), gemm_ops.use_backend("sm90"):
+        for m, n in sorted(shapes):
+            for way in ("off", "contiguous"):
+                if way == "off" or n % 4:  # else TMA stores the 32-bit output
+                    check(both_sizes, *misaligned(m, n, way))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 from gpu_support import Case, check_case, make_inputs, relative_error, truth
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epilogues as ep
 import gemm_ops
@@ -277,3 +278,14 @@ def test_autocast() -> None:
     assert result.dtype == torch.bfloat16
     expected = torch.nn.functional.gelu(torch.nn.functional.linear(x, layer.weight, layer.bias), approximate="tanh")
     assert relative_error(result, expected.double()) < 1e-2
+
+
+def test_inside_vmap_pytorch_computes() -> None:
+    """A tensor inside vmap has no memory that a kernel could read; nor has a fake one."""
+    x, weight = torch.randn(3, 16, 64, device="cuda").bfloat16(), torch.randn(40, 64, device="cuda").bfloat16()
+    with pytest.warns(gemm_ops.FallbackWarning, match="inside torch.vmap"):
+        rows = torch.vmap(lambda matrix: gemm_ops.linear(matrix, weight, "relu"))(x)
+    torch.testing.assert_close(rows.float(), torch.relu(x.float() @ weight.float().t()), rtol=2e-2, atol=2e-2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = torch.empty(16, 64, device="cuda", dtype=torch.bfloat16)
+        assert gemm_ops.linear(fake, weight, "relu").shape == (16, 40)

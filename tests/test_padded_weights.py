@@ -1,10 +1,15 @@
-"""Weights in padded rows: the same parameter to everything around it.  A CPU stands for the device here."""
+"""Weights in padded rows: the same parameter to everything around it.
+
+A CPU stands for the device where there is none.  On a GPU the values are computed by the reference backend, so that
+nothing is built: what kernels make of padded weights is tested in test_gpu_layouts.py.
+"""
 
 from __future__ import annotations
 
 import copy
 import io
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +20,18 @@ import gemm_ops
 from gemm_ops import FusedLinear, modules
 
 
-@pytest.fixture(autouse=True)
-def _kernels_read_the_cpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What tensors are made on."""
+    name = str(request.param)
+
     def reads(matrix: Tensor) -> bool:
         return matrix.ndim == 2 and matrix.device.type == "cpu" and matrix.element_size() == 2 and matrix.numel() > 0
 
-    monkeypatch.setattr(modules, "_kernels_read", reads)
+    if name == "cpu":
+        monkeypatch.setattr(modules, "_kernels_read", reads)
+    with torch.device(name), gemm_ops.use_backend("reference"):
+        yield name
 
 
 def odd_layer(**keywords: Any) -> FusedLinear:
@@ -110,7 +121,7 @@ def test_fused_optimisers_take_layers_in_training_mode() -> None:
     assert is_padded(layer.eval())
 
 
-def test_it_is_laid_out_again_wherever_pytorch_gives_it_other_memory() -> None:
+def test_it_is_laid_out_again_wherever_pytorch_gives_it_other_memory(device: str) -> None:
     layer = odd_layer().eval()
     values = layer.weight.detach().clone()
     copied = copy.deepcopy(layer)
@@ -123,7 +134,7 @@ def test_it_is_laid_out_again_wherever_pytorch_gives_it_other_memory() -> None:
     assert is_padded(torch.load(file, weights_only=False))
     converted = copy.deepcopy(layer).float().half()
     assert is_padded(converted) and converted.weight.dtype == torch.half
-    emptied = odd_layer(device="meta").eval().to_empty(device="cpu")
+    emptied = odd_layer(device="meta").eval().to_empty(device=device)
     assert is_padded(emptied)
 
 

@@ -39,7 +39,7 @@ def test_text_begins_with_the_decision(capsys: pytest.CaptureFixture[str]) -> No
         ("mermaid", "flowchart TD\n"),
         ("graphviz", "digraph epilogue {\n"),
         ("script", '"""scaled_residual, fused against eager PyTorch'),
-        ("source", "// sm90_cooperative_128x256x64_2x1 bf16"),
+        ("source", "// sm90_pingpong_128x128x64_1x2 bf16"),
     ],
 )
 def test_formats(name: str, start: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -4,6 +4,10 @@ TMA wants pointer and strides in multiples of 16 bytes and does not care about e
 reads beyond a matrix.  It writes whole 16 bytes, though: seen on an H200, at N = 257 it overwrites the 7 elements after
 each row (and whatever lies behind the last), so an output's rows have to be multiples of 16 bytes themselves, unless
 what follows them is padding.
+
+Rows of an odd pitch cannot be taken as eight interleaved matrices, each of every eighth row and so of an aligned pitch:
+they start at different distances from a multiple of 16 bytes, and TMA takes coordinates along a row in multiples of
+16 bytes only (a load from anywhere else is an illegal instruction on an H200).
 """
 
 from __future__ import annotations

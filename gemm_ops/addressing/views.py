@@ -92,6 +92,15 @@ def address_of(tensor: Tensor) -> int:
         return 0
 
 
+def has_memory(tensor: Tensor) -> bool:
+    """Whether there is anything to address; not of fake tensors, nor of those inside vmap."""
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
 def view_of(tensor: Tensor, lead: tuple[int, ...], *, k: int = 0, n: int = 0) -> View:
     """The view of a tensor whose strides along the call's dimensions are these."""
     return View(lead, k, n, tensor.element_size(), address_of(tensor) % ACCESS_BYTES)

@@ -5,183 +5,121 @@
 
 namespace ep {
 
-template <class Element, class StrideMNL>
-struct UnalignedLoad : UnalignedNode<UnalignedLoadArguments<Element, StrideMNL>, sizeof(Element) == 2> {
-  using Base = UnalignedNode<UnalignedLoadArguments<Element, StrideMNL>, sizeof(Element) == 2>;
+template <class Element, class StrideMNL, class Schedule>
+struct UnalignedLoad : UnalignedNode<UnalignedLoadArguments<Element, StrideMNL>, Staging<Element, Schedule>> {
+  using Stage = Staging<Element, Schedule>;
+  using Base = UnalignedNode<UnalignedLoadArguments<Element, StrideMNL>, Stage>;
   using Base::Base;
-  static constexpr int kWordsPerPair = 2 * sizeof(Element) / 4;
-  static constexpr int kWords = kChunks * kWordsPerPair;
 
-  template <class GTensor, class RTensor, class CTensor>
+  template <class Rows, class RTensor, int kTilesM, int kTilesN>
   struct ConsumerStoreCallbacks : cutlass::epilogue::fusion::EmptyConsumerStoreCallbacks {
-    static constexpr int kTilesM = decltype(cute::size<3>(cute::declval<GTensor>()))::value;
-    static constexpr int kTilesN = decltype(cute::size<4>(cute::declval<GTensor>()))::value;
+    static_assert(decltype(cute::size(cute::declval<RTensor>()))::value == kValues, "an epilogue tile has 32 columns");
+    static constexpr int kTiles = kTilesM * kTilesN;
+    // epilogue tiles whose loads are under way; where a tile has two along M, registers are few
+    static constexpr int kAhead = kTilesM == 1 && kTilesN > 1 && sizeof(Element) == 2 ? 2 : 1;
+    static constexpr int kLoads = Stage::kPiecesPerThread + 1;
 
     CUTLASS_DEVICE ConsumerStoreCallbacks(
-        GTensor g, RTensor r, CTensor c, int m, int n, uintptr_t begin_, uintptr_t end_, uint32_t* staged_)
-        : gmem(g),
-          registers(r),
-          coordinates(c),
-          extent_m(m),
-          extent_n(n),
-          memory_begin(begin_),
-          memory_end(end_),
-          staged(staged_) {}
-
-    GTensor gmem;
-    RTensor registers;
-    CTensor coordinates;
-    int extent_m, extent_n;
-    uintptr_t memory_begin, memory_end;  // of the matrix
-    uint32_t* staged;
-    uint32_t loaded[kHalves][kWords + kPieceWords];  // aligned pieces of the next epilogue tile
-
-    // The aligned piece at an address; zeros for what lies outside of the matrix.
-    CUTLASS_DEVICE void load_piece(uintptr_t from, uint32_t* words) const {
-      if (from >= memory_begin && from + kPieceBytes <= memory_end) {
-        uint4 const found = __ldg(reinterpret_cast<uint4 const*>(from));
-        words[0] = found.x;
-        words[1] = found.y;
-        words[2] = found.z;
-        words[3] = found.w;
-        return;
-      }
+        Rows const& rows, RTensor v, char const* memory_begin, char const* memory_end, char* s)
+        : tile(rows), registers(v), staged(s) {
+      wanted = tile.phase + min(tile.columns, kColumns * kTilesN) * static_cast<int>(sizeof(Element));
+      begins_inside = tile.first >= memory_begin;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kPieceBytes / 2; ++i) {
-        uintptr_t const half_word = from + 2 * i;
-        uint32_t const found = half_word >= memory_begin && half_word + 2 <= memory_end
-                                   ? __ldg(reinterpret_cast<uint16_t const*>(half_word))
-                                   : 0;
-        words[i / 2] = i % 2 ? words[i / 2] | found << 16 : found;
+      for (int epi_m = 0; epi_m < kTilesM; ++epi_m) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int half = 0; half < kHalves; ++half) {
+          int64_t const there = memory_end - tile.pieces(epi_m, half);
+          int const whole = there < wanted + kPieceBytes ? static_cast<int>(there) & ~(kPieceBytes - 1) : wanted;
+          readable[epi_m][half] = static_cast<int16_t>(tile.exists(epi_m, half) ? min(whole, wanted) : 0);
+        }
       }
     }
 
-    // Asks for pieces of the quad's 32 columns: one for each thread, and one more that ends them for the last.
-    CUTLASS_DEVICE void request_staged(int epi_m, int epi_n) {
-      using namespace cute;
-      int const q = static_cast<int>(threadIdx.x & 3);
-      auto const places = gmem(_, _, _, epi_m, epi_n);
-      auto const where = coordinates(_, _, _, epi_m, epi_n);
-      int const left = extent_n - (get<1>(where(0)) - 2 * q);  // columns from the first of the 32 on
+    Rows tile;
+    RTensor registers;  // (CPY, CPY_M, CPY_N)
+    char* staged;
+    int wanted;                          // bytes of a row, from its first piece on
+    int16_t readable[kTilesM][kHalves];  // how many of them pieces within the matrix have
+    bool begins_inside;                  // whether the first piece of the first row is one of those
+    uint4 loaded[kAhead][kHalves][kLoads];
+
+    // The last thread of a quad also loads the piece that ends the 32 columns.
+    CUTLASS_DEVICE static int offset_of(int i) { return i < kLoads - 1 ? piece_of(i) : Stage::kRowBytes; }
+    CUTLASS_DEVICE static bool has_piece(int i) { return i < kLoads - 1 || (threadIdx.x & 3) == 3; }
+
+    // Asks for the pieces of an epilogue tile, in the order in which they are visited.
+    CUTLASS_DEVICE void request(int index) {
+      int const epi_m = index % kTilesM, epi_n = index / kTilesM;
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < kHalves; ++half) {
-        uintptr_t const address = reinterpret_cast<uintptr_t>(&places(2 * half) - 2 * q);
-        unsigned const phase = static_cast<unsigned>(address) & (kPieceBytes - 1);
-        int const wanted = static_cast<int>(phase) + min(left, 32) * static_cast<int>(sizeof(Element));
-        bool const in_rows = get<0>(where(2 * half)) < extent_m;
-        uintptr_t const from = address - phase + kPieceBytes * q;
-        if (in_rows && wanted > kPieceBytes * q) {
-          load_piece(from, loaded[half]);
-        }
-        if (in_rows && q == 3 && wanted > 4 * kPieceBytes) {
-          load_piece(from + kPieceBytes, loaded[half] + kPieceWords);
+        char const* const row = tile.pieces(epi_m, half) + epi_n * Stage::kRowBytes;
+        int const bytes = readable[epi_m][half] - epi_n * Stage::kRowBytes;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kLoads; ++i) {
+          int const at = offset_of(i);
+          if (has_piece(i) && at < bytes && (at > 0 || epi_n > 0 || begins_inside)) {
+            loaded[index % kAhead][half][i] = __ldg(reinterpret_cast<uint4 const*>(row + at));
+          }
         }
       }
     }
 
-    CUTLASS_DEVICE void take_staged(int epi_m, int epi_n) {
-      using namespace cute;
-      int const lane = static_cast<int>(threadIdx.x & 31);
-      int const q = lane & 3;
-      auto values = recast<uint32_t>(coalesce(registers));  // pairs: 2 rows x 4 chunks
-      auto const places = gmem(_, _, _, epi_m, epi_n);
+    CUTLASS_DEVICE void begin() {
+      CUTLASS_PRAGMA_UNROLL
+      for (int index = 0; index < kAhead; ++index) {
+        request(index);
+      }
+    }
+
+    CUTLASS_DEVICE void begin_loop(int epi_m, int epi_n) {
+      int const index = epi_n * kTilesM + epi_m;
       __syncwarp();  // the rows before have been read
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < kHalves; ++half) {
-        uint32_t* const row = staged + (half * 8 + (lane >> 2)) * kStagedPitch;
-        uint32_t const* const found = loaded[half];
-        *reinterpret_cast<uint4*>(row + kPieceWords * q) = make_uint4(found[0], found[1], found[2], found[3]);
-        if (q == 3) {
-          *reinterpret_cast<uint4*>(row + kPieceWords * 4) = make_uint4(found[4], found[5], found[6], found[7]);
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kLoads; ++i) {
+          if (has_piece(i)) {
+            *reinterpret_cast<uint4*>(staged + half * 8 * Stage::kPitch + offset_of(i)) = loaded[index % kAhead][half][i];
+          }
         }
       }
       __syncwarp();
+      complete(epi_m, epi_n);
+      take();
+      if (index + kAhead < kTiles) {
+        request(index + kAhead);
+      }
+    }
+
+    // What no whole piece has: the two ends of the matrix.
+    CUTLASS_DEVICE void complete(int epi_m, int epi_n) {
+      int const before = epi_n * Stage::kRowBytes;
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < kHalves; ++half) {
-        unsigned const phase =
-            static_cast<unsigned>(reinterpret_cast<uintptr_t>(&places(2 * half) - 2 * q)) & (kPieceBytes - 1);
-        uint32_t const* const from = staged + (half * 8 + (lane >> 2)) * kStagedPitch + (phase >> 2) + q;
-        unsigned const bits = (phase & 2) * 8;
+        char* const to = staged + half * 8 * Stage::kPitch;
+        char const* const row = tile.pieces(epi_m, half) + before;
+        if (epi_n == 0 && !begins_inside && tile.exists(epi_m, half)) {
+          copy_elements<Element>(to, row, tile.phase, min(kPieceBytes, wanted));
+        }
+        if (readable[epi_m][half] < wanted && tile.exists(epi_m, half)) {
+          int const from = max(readable[epi_m][half] - before, epi_n == 0 ? tile.phase : 0);
+          copy_elements<Element>(to, row, from, min(wanted - before, Stage::kRowBytes + kPieceBytes));
+        }
+      }
+      __syncwarp();
+    }
+
+    // This thread's values from the staged rows.
+    CUTLASS_DEVICE void take() {
+      auto values = cute::coalesce(registers);
+      CUTLASS_PRAGMA_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        auto const* const own =
+            reinterpret_cast<Element const*>(staged + half * 8 * Stage::kPitch + tile.phase) + 2 * (threadIdx.x & 3);
         CUTLASS_PRAGMA_UNROLL
         for (int chunk = 0; chunk < kChunks; ++chunk) {
-          uint32_t const low = from[kPieceWords * chunk];
-          // one beyond the row at most, and then not used
-          uint32_t const high = bits ? from[kPieceWords * chunk + 1] : 0;
-          values(2 * chunk + half) = __funnelshift_r(low, high, bits);
-        }
-      }
-    }
-
-    // Asks for the pieces that hold this thread's chunk of an epilogue tile; nothing waits for them here.
-    CUTLASS_DEVICE void request(int epi_m, int epi_n) {
-      if constexpr (sizeof(Element) == 2) {
-        request_staged(epi_m, epi_n);
-        return;
-      }
-      using namespace cute;
-      int const q = static_cast<int>(threadIdx.x & 3);
-      auto const places = gmem(_, _, _, epi_m, epi_n);
-      auto const where = coordinates(_, _, _, epi_m, epi_n);
-      CUTLASS_PRAGMA_UNROLL
-      for (int half = 0; half < kHalves; ++half) {
-        auto const corner = where(2 * half);
-        int const left = get<0>(corner) < extent_m ? extent_n - (get<1>(corner) + 6 * q) : 0;  // columns from the chunk on
-        uintptr_t const address = reinterpret_cast<uintptr_t>(&places(2 * half) + 6 * q);
-        uintptr_t const aligned = address & ~static_cast<uintptr_t>(kPieceBytes - 1);
-        unsigned const phase = static_cast<unsigned>(address - aligned);
-        uint32_t(&words)[kWords + kPieceWords] = loaded[half];
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kWords + kPieceWords; ++i) {
-          words[i] = 0;
-        }
-        // bytes of the row that are wanted, from the aligned address on
-        int const wanted = left <= 0 ? 0 : static_cast<int>(phase) + min(left, 8) * static_cast<int>(sizeof(Element));
-        CUTLASS_PRAGMA_UNROLL
-        for (int piece = 0; piece <= kWords / kPieceWords; ++piece) {
-          if (wanted <= piece * kPieceBytes) {
-            continue;
-          }
-          load_piece(aligned + piece * kPieceBytes, words + piece * kPieceWords);
-        }
-      }
-    }
-
-    CUTLASS_DEVICE void begin() { request(0, 0); }
-
-    CUTLASS_DEVICE void begin_loop(int epi_m, int epi_n) {
-      static_assert(decltype(cute::size(registers))::value == kValues, "an epilogue tile of 32 columns is expected");
-      if constexpr (sizeof(Element) == 2) {
-        take_staged(epi_m, epi_n);
-      } else {
-        take_exchanged(epi_m, epi_n);
-      }
-      bool const last_m = epi_m == kTilesM - 1;
-      if (!last_m || epi_n < kTilesN - 1) {
-        request(last_m ? 0 : epi_m + 1, last_m ? epi_n + 1 : epi_n);
-      }
-    }
-
-    CUTLASS_DEVICE void take_exchanged(int epi_m, int epi_n) {
-      using namespace cute;
-      int const q = static_cast<int>(threadIdx.x & 3);
-      auto values = coalesce(registers);
-      auto const places = gmem(_, _, _, epi_m, epi_n);
-      CUTLASS_PRAGMA_UNROLL
-      for (int half = 0; half < kHalves; ++half) {
-        unsigned const phase =
-            static_cast<unsigned>(reinterpret_cast<uintptr_t>(&places(2 * half) + 6 * q)) & (kPieceBytes - 1);
-        uint32_t chunk[kWords];
-        shift_words(loaded[half], phase, chunk);
-        transpose_quad<kWordsPerPair>(chunk);
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kChunks; ++i) {
-          Element pair[2];
-          CUTLASS_PRAGMA_UNROLL
-          for (int word = 0; word < kWordsPerPair; ++word) {
-            reinterpret_cast<uint32_t*>(pair)[word] = chunk[i * kWordsPerPair + word];
-          }
-          values(4 * i + 2 * half) = pair[0];
-          values(4 * i + 2 * half + 1) = pair[1];
+          values(4 * chunk + 2 * half) = own[8 * chunk];
+          values(4 * chunk + 2 * half + 1) = own[8 * chunk + 1];
         }
       }
     }
@@ -197,22 +135,20 @@ struct UnalignedLoad : UnalignedNode<UnalignedLoadArguments<Element, StrideMNL>,
   CUTLASS_DEVICE auto get_consumer_store_callbacks(
       cutlass::epilogue::fusion::ConsumerStoreArgs<Args...> const& args) {
     using namespace cute;
-    using cutlass::epilogue::fusion::sm90_partition_for_epilogue;
     auto [M, N, K, L] = args.problem_shape_mnkl;
     auto const& stride = this->params_ptr->dAux;
     Tensor matrix = make_tensor(make_gmem_ptr(this->params_ptr->ptr_aux), make_shape(M, N, L), stride);
-    Tensor gmem = sm90_partition_for_epilogue<ReferenceSrc>(
-        matrix, args.tile_shape_mnk, args.tile_coord_mnkl, args.epi_tile, args.tiled_copy, args.thread_idx);
+    Tensor gmem = partition<ReferenceSrc>(matrix, args);  // (CPY, CPY_M, CPY_N, EPI_M, EPI_N)
+    Tensor coordinates = partition<ReferenceSrc>(make_identity_tensor(shape(matrix)), args);
     Tensor registers = make_tensor<Element>(take<0, 3>(shape(gmem)));
-    Tensor coordinates = sm90_partition_for_epilogue<ReferenceSrc>(
-        make_identity_tensor(shape(matrix)), args.tile_shape_mnk, args.tile_coord_mnkl, args.epi_tile, args.tiled_copy,
-        args.thread_idx);
     int64_t const elements = static_cast<int64_t>(M - 1) * get<0>(stride) +
                              static_cast<int64_t>(L - 1) * static_cast<int64_t>(get<2>(stride)) + N;
-    uintptr_t const begin = reinterpret_cast<uintptr_t>(this->params_ptr->ptr_aux);
-    return ConsumerStoreCallbacks<decltype(gmem), decltype(registers), decltype(coordinates)>(
-        gmem, registers, coordinates, static_cast<int>(M), static_cast<int>(N), begin,
-        begin + static_cast<uintptr_t>(elements) * sizeof(Element), staging(this->shared));
+    auto const* const begin = reinterpret_cast<char const*>(this->params_ptr->ptr_aux);
+    using Rows = TileRows<Element, decltype(size<0>(args.epi_tile))::value>;
+    return ConsumerStoreCallbacks<
+        Rows, decltype(registers), decltype(size<3>(gmem))::value, decltype(size<4>(gmem))::value>(
+        Rows(gmem, coordinates, get<0>(stride), static_cast<int>(M), static_cast<int>(N)), registers, begin,
+        begin + elements * static_cast<int64_t>(sizeof(Element)), this->shared->of_thread(args.thread_idx));
   }
 };
 

@@ -3,12 +3,18 @@
 //
 // After a wgmma, the four threads of a quad hold 32 consecutive columns of a row as pairs: thread q has the columns
 // 8c + 2q and 8c + 2q + 1 of the chunks c = 0 to 3, and so for a second row, 8 below.  Stored as they are, that is two
-// bytes at a time, a dozen of the instructions and twice the memory transactions that the bytes need: 2.2 times the
-// time of the GEMM at 4096 x 50257 x 768.  So a warp lays its 16 rows of 32 columns out in shared memory, where every
-// thread picks up 16 bytes of a row that are an aligned piece in global memory, and stores them whole.  What is left at
-// the end of 32 columns is carried to the next 32, so that only the first and the last piece of a tile's row are stored
-// in parts.  Loads go the same way in the opposite direction, one epilogue tile ahead.  Elements of 4 bytes, which
-// misalign less, are exchanged between the threads of a quad instead.
+// bytes at a time, a dozen of the instructions and many times the memory transactions that the bytes need.  So a warp
+// lays its 16 rows of 32 columns out in shared memory, each row as many bytes behind a multiple of 16 as it is in global
+// memory: element by element, which any distance allows.  From there every thread takes 16 bytes that are an aligned
+// piece of the row in both, and stores them whole.  The elements after the last whole piece are written once more in
+// front of the next 32 columns.  What is left at either end of a tile's row goes element by element.  Loads go the same
+// way in the opposite direction, ahead of the epilogue tile that takes them.
+//
+// A tile's epilogue costs what its instructions cost, so addresses are made once for a tile.  That is possible because
+// 32 columns are a multiple of 16 bytes, and 8 rows too: the distance is one number for all that a thread has of a tile.
+// Seen on an H200 at 4096 x 50257 x 768: laying the rows out unshifted, matrices of 8 x 8 at a time, and shifting what
+// is read from there takes 4 % longer; asking the L2 cache for a tile's operand from the warp that loads does not pay
+// either, for the warps that store then have to keep in step with it.
 //
 // Nothing outside the matrix is written.  Loads read aligned pieces that lie between its first and its last byte, and
 // element by element where a piece would not.
@@ -19,129 +25,87 @@
 namespace ep {
 
 constexpr int kPieceBytes = 16;
-constexpr int kPieceWords = 4;
 
-// A warp's rows in shared memory: a piece of what came before, and 32 columns of 16 bits.  20 words from row to row
-// spread the rows over the banks.
-constexpr int kStagedRows = 16;
-constexpr int kStagedPitch = 20;  // words
-constexpr int kWarps = 8;         // of both consumer warp groups
+// Where a thread's values lie: 16 of an epilogue tile, 2 columns x 2 rows x 4 chunks.
+constexpr int kValues = 16;
+constexpr int kHalves = 2;
+constexpr int kChunks = 4;
+constexpr int kColumns = 32;
 
-template <bool kStages>
-struct Staging {};
-template <>
-struct Staging<true> {
-  alignas(16) uint32_t rows[kWarps][kStagedRows][kStagedPitch];
+// An element as it is moved.
+template <class Element>
+using Bits = cute::conditional_t<sizeof(Element) == 2, uint16_t, uint32_t>;
 
-  CUTLASS_DEVICE uint32_t* of_warp() { return &rows[(threadIdx.x >> 5) % kWarps][0][0]; }
+// A warp's rows in shared memory: the last chunk of the 32 columns before, 32 columns, and the piece that ends them.
+template <class Element, class Schedule>
+struct Staging {
+  static constexpr int kRows = 16;
+  static constexpr int kRowBytes = kColumns * sizeof(Element);
+  static constexpr int kPiecesPerThread = kRowBytes / kPieceBytes / 4;
+  static constexpr int kFront = kRowBytes / kChunks;
+  static constexpr int kPitch = (kFront + kRowBytes + kPieceBytes) | kPieceBytes;  // spreads eight rows over the banks
+  // pingpong warp groups take turns in the epilogue
+  static constexpr int kWarps =
+      cute::is_same_v<Schedule, cutlass::epilogue::TmaWarpSpecializedCooperative> ? 8 : 4;
+
+  alignas(16) char bytes[kWarps * kRows * kPitch];
+
+  // Where the first of this thread's two rows begins: the multiple of 16 bytes at or before its 32 columns.
+  CUTLASS_DEVICE char* of_thread(int thread) {
+    return bytes + (thread / 32 * kRows + (thread & 31) / 4) * kPitch + kFront;
+  }
 };
 
-// Element j of the result is element q of thread j of the quad; elements are kWords words.
-template <int kWords>
-CUTLASS_DEVICE void transpose_quad(uint32_t (&w)[4 * kWords]) {
-  unsigned const q = threadIdx.x & 3;
-  CUTLASS_PRAGMA_UNROLL
-  for (int step = 1; step <= 2; step *= 2) {
-    bool const upper = q & step;
-    CUTLASS_PRAGMA_UNROLL
-    for (int pair = 0; pair < 2; ++pair) {
-      int const low = step == 1 ? 2 * pair : pair;
-      int const high = low + step;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kWords; ++i) {
-        uint32_t const sent = upper ? w[low * kWords + i] : w[high * kWords + i];
-        uint32_t const received = __shfl_xor_sync(0xffffffffu, sent, step);
-        if (upper) {
-          w[low * kWords + i] = received;
-        } else {
-          w[high * kWords + i] = received;
-        }
-      }
-    }
-  }
-}
+// A thread's part of a tile: two rows of each epilogue tile along M, in global memory.
+template <class Element, int kEpilogueRows>
+struct TileRows {
+  char* first;         // the multiple of 16 bytes at or before the first row's first element
+  int64_t eight_rows;  // bytes
+  int phase;           // bytes from a row's multiple of 16 to its first element, the same for all rows
+  int rows, columns;   // of the matrix, from the first on
 
-// out[i] = the word that begins `offset` bytes, 0 to 16, after word i of x.
-template <int kOut>
-CUTLASS_DEVICE void shift_words(uint32_t const (&x)[kOut + kPieceWords], unsigned offset, uint32_t (&out)[kOut]) {
-  uint32_t y[kOut + 5];
-  CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kOut + 4; ++i) {
-    y[i] = x[i];
+  template <class GTensor, class CTensor>
+  CUTLASS_DEVICE TileRows(GTensor const& gmem, CTensor const& coordinates, int64_t pitch, int extent_m, int extent_n) {
+    using namespace cute;
+    int const before = 2 * static_cast<int>(threadIdx.x & 3);  // the other threads' columns of the quad
+    auto* const element = &gmem(0) - before;
+    phase = static_cast<int>(reinterpret_cast<uintptr_t>(element) & (kPieceBytes - 1));
+    first = const_cast<char*>(reinterpret_cast<char const*>(element)) - phase;
+    eight_rows = 8 * pitch * static_cast<int64_t>(sizeof(Element));
+    rows = extent_m - static_cast<int>(get<0>(coordinates(0)));
+    columns = extent_n - (static_cast<int>(get<1>(coordinates(0))) - before);
   }
-  y[kOut + 4] = 0;
-  CUTLASS_PRAGMA_UNROLL
-  for (int step = 4; step >= 1; step /= 2) {
-    bool const by = offset & (4 * step);
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kOut + 5; ++i) {
-      y[i] = by && i + step < kOut + 5 ? y[i + step] : y[i];
-    }
-  }
-  unsigned const bits = (offset & 3) * 8;
-  CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kOut; ++i) {
-    out[i] = __funnelshift_r(y[i], y[i + 1], bits);
-  }
-}
 
-// Stores elements [from, to) of a piece whose place in memory is aligned.
+  CUTLASS_DEVICE char* pieces(int epi_m, int half) const {
+    return first + (epi_m * (kEpilogueRows / 8) + half) * eight_rows;
+  }
+  CUTLASS_DEVICE bool exists(int epi_m, int half) const { return epi_m * kEpilogueRows + 8 * half < rows; }
+};
+
+// Of the pieces of a row's 32 columns, one or two of this thread: every fourth.
+CUTLASS_DEVICE int piece_of(int i) { return kPieceBytes * (static_cast<int>(threadIdx.x & 3) + 4 * i); }
+
+// Copies the bytes [from, to) of a row, element by element, by the four threads of a quad.
 template <class Element>
-CUTLASS_DEVICE void store_part(char* place, uint32_t const* words, int from, int to) {
-  constexpr int kElements = kPieceBytes / sizeof(Element);
-  if (to <= 0 || from >= kElements) {
-    return;
+CUTLASS_DEVICE void copy_elements(char* to_row, char const* from_row, int from, int to) {
+  using Unit = Bits<Element>;
+  CUTLASS_PRAGMA_NO_UNROLL
+  for (int byte = from + static_cast<int>(threadIdx.x & 3) * sizeof(Unit); byte < to; byte += 4 * sizeof(Unit)) {
+    *reinterpret_cast<Unit*>(to_row + byte) = *reinterpret_cast<Unit const*>(from_row + byte);
   }
-  if (from <= 0 && to >= kElements) {
-    *reinterpret_cast<uint4*>(place) = make_uint4(words[0], words[1], words[2], words[3]);
-    return;
-  }
-  if constexpr (sizeof(Element) == 2) {
-    // a beginning or an end in at most three steps
-    if (from <= 0) {
-      if (to & 4) {
-        *reinterpret_cast<uint2*>(place) = make_uint2(words[0], words[1]);
-      }
-      if (to & 2) {
-        *reinterpret_cast<uint32_t*>(place + (to & 4) * 2) = to & 4 ? words[2] : words[0];
-      }
-      if (to & 1) {
-        uint32_t const word = to & 4 ? (to & 2 ? words[3] : words[2]) : (to & 2 ? words[1] : words[0]);
-        *reinterpret_cast<uint16_t*>(place + (to & 6) * 2) = static_cast<uint16_t>(word);
-      }
-      return;
-    }
-    if (to >= kElements) {
-      if (from & 1) {
-        uint32_t const word = from & 4 ? (from & 2 ? words[3] : words[2]) : (from & 2 ? words[1] : words[0]);
-        *reinterpret_cast<uint16_t*>(place + from * 2) = static_cast<uint16_t>(word >> 16);
-      }
-      int const even = (from + 1) & ~1;
-      if (even & 2) {
-        *reinterpret_cast<uint32_t*>(place + even * 2) = even & 4 ? words[3] : words[1];
-      }
-      if (even <= 4) {
-        *reinterpret_cast<uint2*>(place + 8) = make_uint2(words[2], words[3]);
-      }
-      return;
-    }
-  }
-  CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kElements; ++i) {
-    if (i >= from && i < to) {
-      if constexpr (sizeof(Element) == 2) {
-        reinterpret_cast<uint16_t*>(place)[i] = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
-      } else {
-        reinterpret_cast<uint32_t*>(place)[i] = words[i];
-      }
-    }
-  }
+}
+
+// A tensor of the problem's extents as the threads of an epilogue have it.
+template <bool ReferenceSrc, class Matrix, class Args>
+CUTLASS_DEVICE auto partition(Matrix const& matrix, Args const& args) {
+  return cutlass::epilogue::fusion::sm90_partition_for_epilogue<ReferenceSrc>(
+      matrix, args.tile_shape_mnk, args.tile_coord_mnkl, args.epi_tile, args.tiled_copy, args.thread_idx);
 }
 
 // What the two nodes share: no workspace, nothing for the producer warp to load.
-template <class Arguments_, bool kStages>
+template <class Arguments_, class SharedStorage_>
 struct UnalignedNode {
-  using SharedStorage = Staging<kStages>;
+  using SharedStorage = SharedStorage_;
   using Arguments = Arguments_;
   using Params = Arguments;
 
@@ -179,9 +143,9 @@ struct UnalignedNode {
   SharedStorage* shared;
 };
 
-template <class Pointer, class StrideMNL>
-struct UnalignedArguments {
-  Pointer ptr_aux = nullptr;
+template <class Element, class StrideMNL>
+struct UnalignedStoreArguments {
+  Element* ptr_aux = nullptr;
   StrideMNL dAux = {};
 };
 
@@ -191,13 +155,5 @@ struct UnalignedLoadArguments {
   Element null_default = Element(0);
   StrideMNL dAux = {};
 };
-
-CUTLASS_DEVICE uint32_t* staging(Staging<true>* shared) { return shared->of_warp(); }
-CUTLASS_DEVICE uint32_t* staging(Staging<false>*) { return nullptr; }
-
-// Where a thread's values lie: 16 of an epilogue tile, 2 columns x 2 rows x 4 chunks.
-constexpr int kValues = 16;
-constexpr int kHalves = 2;
-constexpr int kChunks = 4;
 
 }  // namespace ep

@@ -27,8 +27,8 @@ class KernelConfig:
         swizzle: how many tiles wide the raster over the output is, for L2 reuse; an argument of SM90 kernels, a
             part of SM80 ones.
         swizzle_tall: the raster instead where the output is more than 32 tiles tall; 0 for none.
-        rate: area of output per unit of time, relative to the other configurations of the family.
-        startup: what a launch costs on top, in the same area: a pipeline that only pays off over several tiles.
+        rate: products per unit of time, relative to the other configurations of the family.
+        startup: what a launch costs on top, as area of output: a pipeline that only pays off over several tiles.
     """
 
     family: str
@@ -64,24 +64,30 @@ class KernelConfig:
         return f"sm80_{tile}_{self.stages}stages"
 
 
-# Measured on an H200 with bias + tanh-gelu in bf16, 18 configurations and four swizzles on eight shapes, times over
-# bare torch.mm: the cooperative 128x256 gets 1.06 at 4096x4096x4096 and 1.07 at 1024x4096x4096; pingpong wins where
-# there are many tiles to hide epilogues behind (1.03 at 4096x11008x4096, 1.02 at 8192x14336x4096) and loses where
-# there are few; 128x192 fills one wave at 1000x3000x2000 (1.09); 64x64 is for small M (1.02 at 128x4096x4096).
-# The raster matters for the large pingpong tiles: with 32 of them along M (4096x11008) one tile wide is best, 1.03
-# against 1.06 for four; with 64 (8192x14336) eight are, 1.02 against 1.10 for one.
-# Odd extents, with the padded A and B and the output stored from registers, over torch.mm of the extents rounded up to
-# multiples of 8: pingpong 128x128 in clusters of 2x1 gets 1.01 at 4095x4097x4093, 0.99 at 2048x5121x5120 (1x2: 1.10,
-# 1.17, whole clusters that the odd number of tiles does not fill) and 0.96 at 8191x8191x8191; 64x96 0.69 at
-# 513x1025x2049 (64x64: 0.79).  On these shapes and six configurations the wave model's choice costs 0.9 % on average.
+# Measured on an H200 with bias + tanh-gelu in bf16, over bare torch.mm of the same extents.  Pingpong 128x128 hides its
+# epilogues behind the next tile's products where there are several tiles for each multiprocessor: 0.96 to 0.98 at
+# 4096x4096x4096, 0.92 at 4096x11008x4096, 0.97 at 8192x14336x4096, 0.96 at 8192x8192x8192 (cooperative 128x256: 1.07,
+# 1.05, 1.10, 1.00).  The cooperative 128x256 wins where there are few, 1.07 at 1024x4096x4096, or where K is small and
+# epilogues bound the time; 128x192 fills one wave at 1000x3000x2000 (1.09); 64x64 is for small M (1.02 at
+# 128x4096x4096), 64x32 for smaller (1.11 at 64x4096x4096, 64x64: 1.22).  The rates fit the measured ratios of 128x128
+# to 128x256 and 128x192 on eight shapes within 8 %.
+# The raster matters for the large pingpong tiles: with 32 of them along M (4096x11008) one tile wide is best, 0.92
+# against 0.98 for four; with 64 eight are, 0.94 against 0.99 for one at 8191x8191x8191.
+# Odd extents, with padded A and B and the output stored from registers, over torch.mm of the extents rounded up to
+# multiples of 8, in CUDA graphs: pingpong 128x128 in clusters of 2x1 gets 1.01 at 4095x4097x4093 and 1.07 at
+# 2048x5121x5120 (1x2: 1.10 and 1.28, whole clusters that the odd number of tiles does not fill); 128x192 1.19 at
+# 1000x3001x2000; 64x96 in clusters of 2x1 1.37 at 513x1025x2049 (1x1: 1.43; 128x64: 1.39 and more); 64x32 1.18 at
+# 64x4097x4095 (64x64: 1.21; clusters: 1.34 and more); 128x256 and pingpong 128x128 1.35 at 4096x50257x768.
 SM90_CONFIGS: tuple[KernelConfig, ...] = (
-    KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, rate=0.97),
-    KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, rate=0.97, startup=8192),
-    KernelConfig("sm90", (128, 128, 64), (2, 1), "pingpong", rate=0.965, startup=8192),
-    KernelConfig("sm90", (128, 192, 64), (2, 1), "cooperative", swizzle=2, rate=0.9),
-    KernelConfig("sm90", (128, 128, 64), (2, 1), "cooperative", rate=0.8),
+    KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, rate=0.99),
+    KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, rate=1.105, startup=8192),
+    KernelConfig("sm90", (128, 128, 64), (2, 1), "pingpong", swizzle_tall=8, rate=1.1, startup=8192),
+    KernelConfig("sm90", (128, 192, 64), (2, 1), "cooperative", swizzle=2, rate=0.94),
+    KernelConfig("sm90", (128, 128, 64), (2, 1), "cooperative", rate=0.82),
     KernelConfig("sm90", (64, 64, 128), (1, 1), "pingpong", rate=0.55),
     KernelConfig("sm90", (64, 96, 128), (1, 1), "pingpong", rate=0.6),
+    KernelConfig("sm90", (64, 96, 128), (2, 1), "pingpong", rate=0.62),
+    KernelConfig("sm90", (64, 32, 128), (1, 1), "pingpong", rate=0.29),
 )
 
 SM80_CONFIGS: tuple[KernelConfig, ...] = (

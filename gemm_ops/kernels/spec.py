@@ -106,6 +106,7 @@ class KernelSpec:
             access=self.access,
             visitor=lower(self.tree, self.config.family, self.access),
             stores_d=self.access.output(0) == WHOLE,
+            direct=all(self.access.output(i) != WHOLE for i in range(len(self.tree.outputs))),
             stride_d=matrix_stride("args.outputs[0]", WHOLE, self.access.batched),
             element=ELEMENTS[self.element],
             element_d=ELEMENTS[str(self.tree.outputs[0].dtype)],

@@ -161,7 +161,7 @@ _ROWS_TYPE = "cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>"
 def _direct_load(name: str, dtype: str, way: int) -> str:
     element = ELEMENTS[dtype]
     if way != STRIDED:
-        return f"\nusing {name} = ep::UnalignedLoad<{element}, {_ROWS_TYPE}>;\n"
+        return f"\nusing {name} = ep::UnalignedLoad<{element}, {_ROWS_TYPE}, EpilogueSchedule>;\n"
     return (
         f"\nusing {name} = cutlass::epilogue::fusion::Sm90AuxLoad<\n"
         f"    0 /*Stages*/, void, {element}, {_STRIDED_TYPE}, void, void, 1, false /*EnableNullptr*/\n>;\n"
@@ -171,7 +171,7 @@ def _direct_load(name: str, dtype: str, way: int) -> str:
 def _direct_store(name: str, dtype: str, way: int) -> str:
     element = ELEMENTS[dtype]
     if way != STRIDED:
-        return f"\nusing {name} = ep::UnalignedStore<{element}, {_ROWS_TYPE}>;\n"
+        return f"\nusing {name} = ep::UnalignedStore<{element}, {_ROWS_TYPE}, EpilogueSchedule>;\n"
     return (
         f"\nusing {name} = cutlass::epilogue::fusion::Sm90AuxStore<\n"
         f"    0 /*Stages*/, void, {element}, cutlass::FloatRoundStyle::round_to_nearest,\n"

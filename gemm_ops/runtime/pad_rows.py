@@ -3,7 +3,8 @@
     >>> padded = pad_rows(x)                            # (4095, 4093) -> (4095, 4096), zeros at the end of each row
 
 Measured on an H200: 21 us for 4095 x 4093 bfloat16, where a copy of whole aligned rows takes 19 and PyTorch's ``copy_``
-into the same rows 43; 78, 66 and 155 us for 8191 x 8191.
+into the same rows 43; 78, 66 and 155 us for 8191 x 8191.  Setting up the GEMM while its copy runs (programmatic
+dependent launch, in a CUDA graph) gains 0.2 us of 13 to 18 at small M and nothing at large.
 """
 
 from __future__ import annotations

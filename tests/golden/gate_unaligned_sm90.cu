@@ -11,6 +11,7 @@
 #include "functors.cuh"
 #include "unaligned_load.cuh"
 #include "unaligned_store.cuh"
+#include "direct_epilogue.cuh"
 
 struct OperandArgument {
   void* data;
@@ -92,7 +93,7 @@ using Operand0 = cutlass::epilogue::fusion::Sm90RowBroadcast<
     cute::Stride<cute::Int<0>, cute::Int<1>, cute::Int<0>>
 >;
 
-using Operand1 = ep::UnalignedLoad<cutlass::bfloat16_t, cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>>;
+using Operand1 = ep::UnalignedLoad<cutlass::bfloat16_t, cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>, EpilogueSchedule>;
 
 using Value0 = cutlass::epilogue::fusion::Sm90Compute<
     Functor0, cutlass::bfloat16_t, float,
@@ -110,7 +111,7 @@ using StrideD = cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>;
 using ElementC = void;
 using StrideC = StrideD;
 
-using DirectD = ep::UnalignedStore<cutlass::bfloat16_t, cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>>;
+using DirectD = ep::UnalignedStore<cutlass::bfloat16_t, cute::Stride<int64_t, cute::Int<1>, cute::Int<0>>, EpilogueSchedule>;
 
 using EVTDirectD = cutlass::epilogue::fusion::Sm90EVT<DirectD, EVTValue0>;
 
@@ -118,12 +119,12 @@ using Visitor = EVTDirectD;
 
 // The alignment arguments of the builders choose the copy instruction (TMA) and are checked against strides and
 // pointers by the caller; extents need no alignment.
-using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+using CollectiveEpilogue = ep::DirectEpilogue<typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape, EpilogueTile,
     float, float,
     ElementC, StrideC, 0,
     void, StrideD, 0,
-    EpilogueSchedule, Visitor>::CollectiveOp;
+    EpilogueSchedule, Visitor>::CollectiveOp>;
 
 using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,

@@ -12,6 +12,7 @@ The layers, from the user down; each only knows those below it:
 ``addressing/``          how each tensor reaches a kernel: as it is, at its own alignment, or copied first.
 ``kernels/``             families and configurations; a kernel's identity and source.
 ``lowering/``            epilogue tree to C++, through the CUTLASS Python interface.
+``elementwise/``         the same tree as one standalone kernel over tensors, without a GEMM.
 ``build/``               nvcc, and the cache of built kernels.
 ``runtime/``             loading and launching.
 ``fallback``             the PyTorch reference backend.

@@ -9,61 +9,24 @@ the hardware's own approximations are tested on the GPU.
 from __future__ import annotations
 
 import ctypes
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from host_functors import host_functors
 from operation_support import CANCELLING
 
-import gemm_ops
 from epilogues.operations import OPERATIONS
 
-HEADER = Path(gemm_ops.__file__).parent / "cuda" / "functors.cuh"
 VARIANTS = ("exact", "fast", "eager")
 ROWS = 4096
-
-_SHIM = """
-#include <cmath>
-#include <cstring>
-#include <limits>
-#define EP_DEVICE inline
-inline float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, 4); return value; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
-inline float __fsqrt_rn(float x) { return std::sqrt(x); }
-inline float __frsqrt_rn(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
-inline float normcdff(float x) { return static_cast<float>(0.5 * std::erfc(-static_cast<double>(x) * M_SQRT1_2)); }
-inline float ftz(float x) { return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x; }
-"""
-_HOST = {
-    "ex2_approx": "ftz(::exp2f(ftz(x)))",
-    "rcp_approx": "ftz(1.0f / ftz(x))",
-    "sqrt_approx": "ftz(std::sqrt(ftz(x)))",
-    "rsqrt_approx": "ftz(__frsqrt_rn(ftz(x)))",
-    "min_nan": "a != a ? a : b != b ? b : std::fmin(a, b)",
-    "max_nan": "a != a ? a : b != b ? b : std::fmax(a, b)",
-}
 
 
 def host_source() -> str:
     """The header as host C++, and one exported loop per row and variant."""
-    text = HEADER.read_text()
-    text = re.sub(r"#pragma once|#include <cuda\w+\.h>|#define EP_DEVICE.*", "", text)
-    text = re.sub(r"EP_DEVICE float cast_f16.*|EP_DEVICE float cast_bf16.*", "", text)  # tested on the GPU
-    for name, body in _HOST.items():
-        text, found = re.subn(
-            rf"(EP_DEVICE float {name}\([^)]*\)) {{ float y; asm\(.*", rf"\1 {{ return {body}; }}", text
-        )
-        assert found == 1, name
-    assert "asm" not in text
     loops = []
     for variant in VARIANTS:
         for name, row in OPERATIONS.items():
@@ -73,7 +36,7 @@ def host_source() -> str:
                 f'extern "C" void {variant}_{name}({parameters}, float* out, int n) {{\n'
                 f"  for (int i = 0; i < n; ++i) out[i] = ep::{variant}::{row.functor}({', '.join(inputs)});\n}}"
             )
-    return _SHIM + text + "\n".join(loops) + "\n"
+    return host_functors() + "\n".join(loops) + "\n"
 
 
 def condition_inputs(name: str) -> tuple[int, ...]:

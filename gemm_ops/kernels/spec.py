@@ -35,6 +35,7 @@ _GENERATOR_FILES = (
     "lowering",
     "templates",
     "cuda",
+    "elementwise",
     "runtime/abi.py",
     "kernels/spec.py",
     "kernels/access.py",

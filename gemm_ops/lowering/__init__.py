@@ -4,6 +4,7 @@ The layers, in the order in which a tree passes them:
 
 ``stages``      splits the tree at its outputs: one elementwise function per output, over operands and over
                 values that other outputs store.  Knows nothing of CUDA or CUTLASS.
+``expressions`` writes one node as a C++ expression.
 ``functors``    writes each function as one N-ary C++ functor.
 ``visitor``     builds the interface's DAG IR (loads, one compute node per function, stores), runs its passes,
                 and emits the visitor types and the initialiser of their arguments.

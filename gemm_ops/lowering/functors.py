@@ -6,16 +6,14 @@
 
 The functor takes one ``cutlass::Array<float, N>`` per leaf, and then any number of arrays that it ignores: the
 visitor's graph must have a single sink, so the main output's node takes every auxiliary store as an input.
-Operation names are looked up in the operation table, never spelled here.
+What the body says is the business of :mod:`.expressions`.
 """
 
 from __future__ import annotations
 
-import struct
+from epilogues.tree import EpilogueTree
 
-from epilogues.operations import OPERATIONS
-from epilogues.tree import Apply, Cast, Constant, EpilogueTree, Node
-
+from .expressions import expression
 from .stages import Stage
 
 _TEMPLATE = """\
@@ -57,7 +55,7 @@ def functor_source(stage: Stage, name: str, variant: str) -> str:
     for node in stage.body:
         names[id(node)] = f"v{len(lines)}"
         # auto: comparisons give bool
-        lines.append(f"    auto const v{len(lines)} = {_expression(node, names)};")
+        lines.append(f"    auto const v{len(lines)} = {expression(node, names)};")
     leaves = [names[id(leaf)] for leaf in stage.leaves]
     return _TEMPLATE.format(
         comment=f"output {stage.index}, stored as {stage.output.dtype}",
@@ -69,23 +67,3 @@ def functor_source(stage: Stage, name: str, variant: str) -> str:
         fragments="".join(f"Fragment const& {leaf}, " for leaf in leaves),
         elements=", ".join(f"{leaf}[i]" for leaf in leaves),
     )
-
-
-def _expression(node: Node, names: dict[int, str]) -> str:
-    if isinstance(node, Constant):
-        return f"ep::constant({_float_bits(node.value):#010x}u)"
-    if isinstance(node, Cast):
-        return f"ep::cast_{node.dtype}({names[id(node.value)]})"
-    if isinstance(node, Apply):
-        arguments = ", ".join(names[id(child)] for child in node.inputs)
-        # qualified: the C library has an exp and a tanh of its own
-        return f"fn::{OPERATIONS[node.operation].functor}({arguments})"
-    raise AssertionError(f"{type(node).__name__} is a leaf")
-
-
-def _float_bits(value: float) -> int:
-    try:
-        packed = struct.pack("<f", value)
-    except OverflowError:  # beyond fp32: PyTorch's conversion gives infinity
-        packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
-    return int(struct.unpack("<I", packed)[0])

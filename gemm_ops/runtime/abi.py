@@ -112,21 +112,23 @@ _GEMM_STRUCTURES = (
 
 def c_declarations() -> str:
     """The structures of a GEMM as C++, with a check that both sides agree on their sizes."""
-    return _declare(_GEMM_STRUCTURES)
+    return declare(_GEMM_STRUCTURES)
 
 
 def pad_declarations() -> str:
     """The same of a copy into padded rows."""
-    return _declare(((PadArguments, _PAD_FIELDS),))
+    return declare(((PadArguments, _PAD_FIELDS),))
 
 
-def _declare(structures: Iterable[tuple[Any, list[tuple[str, Any]]]]) -> str:
+def declare(structures: Iterable[tuple[Any, list[tuple[str, Any]]]]) -> str:
+    """Structures as C++, each with a check that both sides agree on its size: (class, its fields), inner ones first."""
     parts = []
     for structure, fields in structures:
         lines = [f"struct {structure.__name__} {{"]
         for name, kind in fields:
             if isinstance(kind, type) and issubclass(kind, ctypes.Array):
-                lines.append(f"  {kind._type_.__name__} {name}[{kind._length_}];")
+                element = _C_NAMES.get(kind._type_, kind._type_.__name__)
+                lines.append(f"  {element} {name}[{kind._length_}];")
             else:
                 lines.append(f"  {_C_NAMES[kind]} {name};")
         lines.append("};")

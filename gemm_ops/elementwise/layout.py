@@ -1,0 +1,214 @@
+"""Where the tensors of an elementwise call lie, as one kernel walks through them.
+
+    >>> x, out = TensorView((4096, 1), 2), TensorView((4096, 1), 2)
+    >>> bias = TensorView((0, 1), 2)
+    >>> layout = plan_layout((8, 4096), [x, bias], [out])
+    >>> layout.outer, layout.columns, [tensor.access for tensor in layout.inputs]
+    ((8,), 4096, ['pieces', 'pieces'])
+    >>> plan_layout((8, 4096), [x], [out]).outer            # nothing keeps the rows apart: one long row
+    ()
+
+Contract: a function of the shape, the strides and the addresses modulo 32.  No tensor is read, no device is needed.
+Every element of the shape is visited once; a dimension of extent 1 has no say, whatever its strides.  Strides of 0 are
+broadcasts.  What the kernel cannot walk through is said in words, not raised.
+
+Which dimension is innermost is the main output's choice, the one that is written in longest runs: a problem all of
+whose tensors are transposed is then contiguous again.  A tensor that runs another way is reached element by element;
+where it runs along the next dimension, neighbouring threads take neighbouring rows: together they reach 32 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..addressing.views import address_of
+from ..runtime.abi import MAX_OUTPUTS
+from .arguments import MAX_INPUTS, MAX_OUTER
+
+#: Bytes of a vector access.
+ACCESS_BYTES = 16
+#: What addresses are taken modulo: the longest piece, eight elements of four bytes.
+PHASE_BYTES = 32
+
+#: Rows that are walked through together for the sake of a transposed tensor: 32 bytes of two-byte elements, the least
+#: that memory moves.  As ``kTileRows`` in ``cuda/elementwise_walk.cuh``.
+TILE_ROWS = 16
+
+#: How a tensor is reached along the innermost dimension.
+PIECES = "pieces"  # one element after another: vector accesses, shifted into place where not aligned
+REPEATED = "repeated"  # one element for all columns
+STRIDED = "strided"  # element by element
+SCALAR = "scalar"  # one element for the whole call, or a number
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """A tensor of the call.
+
+    Attributes:
+        strides: in elements, along the dimensions of the output; 0 where the tensor is repeated.
+        size: bytes of an element.
+        offset: its address modulo 32.
+    """
+
+    strides: tuple[int, ...]
+    size: int
+    offset: int = 0
+
+
+def view_of(tensor: Tensor, shape: Sequence[int]) -> TensorView:
+    """The view of a tensor that spreads to a shape as PyTorch broadcasts it."""
+    return TensorView(tensor.expand(*shape).stride(), tensor.element_size(), address_of(tensor) % PHASE_BYTES)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How the kernel reaches a tensor.
+
+    Attributes:
+        access: "pieces", "repeated", "strided" or "scalar"; see the constants of this module.
+        strides: in bytes, along the outer dimensions.
+        column_stride: in bytes, along the innermost dimension.
+        bytes: from the tensor's first byte to its last.
+    """
+
+    access: str
+    strides: tuple[int, ...] = ()
+    column_stride: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The dimensions after merging, and every tensor along them.
+
+    Attributes:
+        outer: extents of the outer dimensions, outermost first.
+        columns: extent of the innermost one.
+        width: elements of a piece, which is a thread's unit of work.
+        pieces_per_row: how many pieces a row has, or the most that any row may have.  Pieces begin where the main
+            output's address is a multiple of their length, so the first and the last of a row may be partial.
+        tiled: whether neighbouring threads take neighbouring rows, and not neighbouring pieces of one row.
+        aligned: whether in every row every tensor reached in pieces is aligned to 16 bytes where pieces begin.
+        inputs: x and the operands, in the order given.
+        outputs: the main one first.
+    """
+
+    outer: tuple[int, ...]
+    columns: int
+    width: int
+    pieces_per_row: int
+    tiled: bool
+    aligned: bool
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """An extent, and the stride of every tensor along it; the main output's comes first."""
+
+    extent: int
+    strides: tuple[int, ...]
+
+
+def plan_layout(
+    shape: Sequence[int], inputs: Sequence[TensorView | None], outputs: Sequence[TensorView]
+) -> Layout | str:
+    """The layout of a call, or why there is none.
+
+    Args:
+        shape: of the outputs.
+        inputs: x and the operands; None for a number.
+        outputs: the main one first.
+    """
+    if 0 in shape:
+        return "the shape has no elements: there is nothing to launch"
+    if len(inputs) > MAX_INPUTS or len(outputs) > MAX_OUTPUTS:
+        return f"a kernel takes at most {MAX_INPUTS} inputs and {MAX_OUTPUTS} outputs"
+    tensors = [*outputs, *(view for view in inputs if view is not None)]
+    for view in tensors:
+        if view.offset % view.size:
+            return f"a tensor starts {view.offset % view.size} bytes into an element of {view.size}"
+    dims = [
+        _Dim(extent, tuple(view.strides[place] for view in tensors)) for place, extent in enumerate(shape) if extent > 1
+    ]
+    if any(stride == 0 for dim in dims for stride in dim.strides[: len(outputs)]):
+        return "an output is repeated along a dimension: several elements would be written to one place"
+    # sorted() is stable: where the main output does not tell two dimensions apart, they keep their order
+    dims = _merge(sorted(dims, key=lambda dim: -dim.strides[0]))
+    if len(dims) > MAX_OUTER + 1:
+        return (
+            f"{len(dims)} dimensions are left after merging those that all tensors go through in even steps; "
+            f"kernels walk through {MAX_OUTER + 1}"
+        )
+    # of a single element the outputs are written as rows of one, and inputs read as what all elements share
+    *outer, inner = dims or [_Dim(1, tuple(int(i < len(outputs)) for i in range(len(tensors))))]
+    accesses = [_access(outer, inner, place) for place in range(len(tensors))]
+    in_pieces = [place for place, access in enumerate(accesses) if access == PIECES]
+    width = ACCESS_BYTES // min((tensors[place].size for place in in_pieces), default=4)
+    first, step = _phases(outer, tensors[0], width) if accesses[0] == PIECES else (0, width)
+    most = width - step + first % step
+    placements = [_place(accesses[i], view, outer, inner, i) for i, view in enumerate(tensors)]
+    given = iter(placements[len(outputs) :])
+    return Layout(
+        outer=tuple(dim.extent for dim in outer),
+        columns=inner.extent,
+        width=width,
+        pieces_per_row=-(-(most + inner.extent) // width),
+        tiled=bool(outer) and any(_is_turned(placement) for placement in placements) and outer[-1].extent >= TILE_ROWS,
+        aligned=step == width and all(_is_aligned(tensors[place], placements[place], first) for place in in_pieces),
+        inputs=tuple(Placement(SCALAR) if view is None else next(given) for view in inputs),
+        outputs=tuple(placements[: len(outputs)]),
+    )
+
+
+def _merge(dims: Sequence[_Dim]) -> list[_Dim]:
+    """The dimensions with neighbours merged where every tensor goes through both in even steps."""
+    merged: list[_Dim] = []
+    for dim in dims:
+        outer = merged[-1] if merged else None
+        if outer and all(o == dim.extent * i for o, i in zip(outer.strides, dim.strides, strict=True)):
+            merged[-1] = _Dim(outer.extent * dim.extent, dim.strides)
+        else:
+            merged.append(dim)
+    return merged
+
+
+def _access(outer: Sequence[_Dim], inner: _Dim, place: int) -> str:
+    if not any(dim.strides[place] for dim in (*outer, inner)):
+        return SCALAR
+    stride = inner.strides[place]
+    return PIECES if stride == 1 else REPEATED if stride == 0 else STRIDED
+
+
+def _phases(outer: Sequence[_Dim], main: TensorView, width: int) -> tuple[int, int]:
+    """By how many elements the main output's first row begins after a multiple of the width; and a step.
+
+    The numbers of any two rows differ by a multiple of the step, which divides the width.
+    """
+    return main.offset // main.size % width, math.gcd(width, *(dim.strides[0] for dim in outer))
+
+
+def _is_aligned(view: TensorView, placement: Placement, phase: int) -> bool:
+    """Whether in every row the tensor's address, so many elements before the row begins, is a multiple of 16."""
+    return not any(number % ACCESS_BYTES for number in (view.offset - phase * view.size, *placement.strides))
+
+
+def _is_turned(placement: Placement) -> bool:
+    """Whether the tensor's elements are closer to each other along the last of the outer dimensions."""
+    return 0 < placement.strides[-1] < placement.column_stride
+
+
+def _place(access: str, view: TensorView, outer: Sequence[_Dim], inner: _Dim, place: int) -> Placement:
+    reach = sum((dim.extent - 1) * dim.strides[place] for dim in (*outer, inner)) + 1
+    return Placement(
+        access,
+        tuple(dim.strides[place] * view.size for dim in outer),
+        inner.strides[place] * view.size,
+        reach * view.size,
+    )

@@ -55,11 +55,11 @@ inline void check(char const* address, unsigned bytes, bool writes) {
 """
 
 _DRIVER = """
-template <bool kWide, bool kAligned>
+template <bool kWide>
 void run_threads(ElementwiseArguments const& args, int64_t threads, bool backwards) {
   Walk<Kernel, kWide> const walk(args);
   for (int64_t thread = 0; thread < threads; ++thread) {
-    process<kAligned>(walk, backwards ? threads - 1 - thread : thread, threads);
+    process(walk, backwards ? threads - 1 - thread : thread, threads);
   }
 }
 
@@ -74,11 +74,9 @@ extern "C" void run(ElementwiseArguments const* args, int wide, int64_t threads,
   }
   for (int i = 0; i < Kernel::kOutputs; ++i) writable[writable_count++] = range(args->outputs[i]);
   if (wide) {
-    run_threads<true, false>(*args, threads, backwards);
-  } else if (args->aligned) {
-    run_threads<false, true>(*args, threads, backwards);
+    run_threads<true>(*args, threads, backwards);
   } else {
-    run_threads<false, false>(*args, threads, backwards);
+    run_threads<false>(*args, threads, backwards);
   }
   counts[0] = violations;
   counts[1] = whole_reads;

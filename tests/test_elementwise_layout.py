@@ -30,7 +30,7 @@ def accesses(layout: Layout) -> list[str]:
 def test_what_is_contiguous_is_one_row() -> None:
     layout = planned((3, 4, 5, 6), [dense(3, 4, 5, 6)], [dense(3, 4, 5, 6)])
     assert (layout.outer, layout.columns, layout.width, layout.pieces_per_row) == ((), 360, 8, 45)
-    assert layout.inputs == (Placement("pieces", (), 2, 720),) and layout.aligned
+    assert layout.inputs == (Placement("pieces", (), 2, 720),)
 
 
 def test_broadcast_operands_keep_apart_what_they_have_to() -> None:
@@ -110,24 +110,27 @@ def test_pieces_per_row_are_enough_and_no_more() -> None:
         assert max(needed) == layout.pieces_per_row, (columns, pitch, size, offset)
 
 
-def test_aligned_means_every_row_of_every_tensor() -> None:
-    def aligned(*inputs: TensorView, main: TensorView) -> bool:
-        return planned((6, 24), list(inputs), [main]).aligned
+def test_a_tensor_that_goes_along_with_the_main_output_needs_no_shifting() -> None:
+    def accesses(*inputs: TensorView, main: TensorView) -> list[str]:
+        return [placement.access for placement in planned((6, 24), list(inputs), [main]).inputs]
 
-    assert aligned(TensorView((40, 1), 2), main=TensorView((32, 1), 2))
+    assert accesses(TensorView((40, 1), 2), main=TensorView((32, 1), 2)) == ["pieces"]
     # begins in the middle of a piece, as the output does
-    assert aligned(TensorView((40, 1), 2, 6), main=TensorView((32, 1), 2, 22))
-    assert not aligned(TensorView((40, 1), 2, 6), main=TensorView((32, 1), 2, 8))
-    assert not aligned(TensorView((36, 1), 2), main=TensorView((32, 1), 2))
-    assert not aligned(TensorView((40, 1), 2), main=TensorView((28, 1), 2))
-    # all rows but one phase of four bytes each: the same phase again, and other rows with another
-    assert not aligned(TensorView((28, 1), 2, 14), main=TensorView((28, 1), 2, 14))
+    assert accesses(TensorView((40, 1), 2, 6), main=TensorView((32, 1), 2, 22)) == ["pieces"]
+    assert accesses(TensorView((40, 1), 2, 6), main=TensorView((32, 1), 2, 8)) == ["shifted"]
+    assert accesses(TensorView((36, 1), 2), main=TensorView((32, 1), 2)) == ["shifted"]
+    assert accesses(TensorView((40, 1), 2), main=TensorView((28, 1), 2)) == ["shifted"]
+    # rows begin anywhere in a piece, but those of both tensors in the same place; a row operand's do not
+    odd = TensorView((25, 1), 2, 14)
+    assert accesses(odd, TensorView((0, 1), 2), TensorView((33, 1), 2, 30), main=odd) == ["pieces", "shifted", "pieces"]
     # an fp32 output beside 16-bit ones, its pieces 32 bytes long
-    assert aligned(TensorView((40, 1), 2, 8), main=TensorView((32, 1), 4, 16))
-    assert not aligned(TensorView((40, 1), 2), main=TensorView((32, 1), 4, 16))
-    assert not aligned(TensorView((40, 1), 2), main=TensorView((28, 1), 4))
-    # what is not reached in pieces does not matter
-    assert aligned(TensorView((40, 1), 2), TensorView((3, 0), 2, 2), TensorView((1, 7), 2, 2), main=dense(6, 24))
+    assert accesses(TensorView((40, 1), 2, 8), main=TensorView((32, 1), 4, 16)) == ["pieces"]
+    assert accesses(TensorView((40, 1), 2), main=TensorView((32, 1), 4, 16)) == ["shifted"]
+    assert accesses(TensorView((40, 1), 2), main=TensorView((28, 1), 4)) == ["shifted"]
+    assert accesses(TensorView((36, 1), 2), main=TensorView((28, 1), 4)) == ["pieces"]
+    # pieces of a main output that is written element by element begin where rows do
+    turned = TensorView((48, 2), 2)
+    assert accesses(TensorView((40, 1), 2), TensorView((40, 1), 2, 2), main=turned) == ["pieces", "shifted"]
 
 
 def test_what_cannot_be_walked_through_is_said_in_words() -> None:
@@ -179,6 +182,17 @@ def walked(layout: Layout) -> Iterator[tuple[int, ...]]:
             )
 
 
+def goes_along(layout: Layout, placement: Placement, tensor: TensorView, main: TensorView) -> bool:
+    """Whether a tensor is at a multiple of 16 bytes in every row where pieces of the main output begin."""
+    in_pieces = layout.outputs[0].access in ("pieces", "shifted")
+    for row in itertools.product(*map(range, layout.outer)):
+        begin, at = (sum(map(math.prod, zip(row, way.strides, strict=True))) for way in (layout.outputs[0], placement))
+        phase = (main.offset + begin) // main.size % layout.width if in_pieces else 0
+        if (tensor.offset + at - phase * tensor.size) % 16:
+            return False
+    return True
+
+
 def test_random_problems_reach_every_element_once() -> None:
     rng = random.Random(0)
     ranks, ways = set(), set()
@@ -217,10 +231,11 @@ def test_random_problems_reach_every_element_once() -> None:
             assert placement.bytes == max(reached) + tensor.size
             if placement.access == "scalar":
                 assert not any(reached) and index < len(inputs)
-            elif placement.access == "pieces":
+            elif placement.access in ("pieces", "shifted"):
                 assert placement.column_stride == tensor.size
+                assert (placement.access == "pieces") == goes_along(layout, placement, tensor, outputs[0])
             else:
                 assert placement.column_stride == 0 if placement.access == "repeated" else placement.column_stride > 0
         ranks.add(len(layout.outer))
         ways |= set(accesses(layout))
-    assert ranks >= {0, 1, 2, 3, 4, 5} and ways == {"pieces", "repeated", "strided", "scalar"}
+    assert ranks >= {0, 1, 2, 3, 4, 5} and ways == {"pieces", "shifted", "repeated", "strided", "scalar"}

@@ -129,12 +129,13 @@ def test_every_node_is_computed_once() -> None:
 
 def test_the_more_is_read_the_less_is_in_flight() -> None:
     pieces, single = Input(0, "Bf16", "pieces"), Input(0, "F32", "pieces")
-    counts = [pieces_in_flight([pieces] * count, 1, 8, aligned=False) for count in range(9)]
+    shifted = Input(0, "Bf16", "shifted")
+    counts = [pieces_in_flight([shifted] * count, 1, 8) for count in range(9)]
     assert counts == sorted(counts, reverse=True) and counts[1] > 1 and counts[8] == 1
-    assert pieces_in_flight([pieces] * 3, 1, 8, aligned=True) > pieces_in_flight([pieces] * 3, 1, 8, aligned=False)
-    assert pieces_in_flight([single] * 3, 1, 8, aligned=False) < pieces_in_flight([pieces] * 3, 1, 8, aligned=False)
+    assert pieces_in_flight([pieces] * 3, 1, 8) > pieces_in_flight([shifted] * 3, 1, 8)
+    assert pieces_in_flight([single] * 3, 1, 8) < pieces_in_flight([pieces] * 3, 1, 8)
     scalar = Input(0, "F32", "scalar")
-    assert pieces_in_flight([pieces] * 3 + [scalar] * 9, 1, 8, aligned=False) == counts[3]
+    assert pieces_in_flight([shifted] * 3 + [scalar] * 9, 1, 8) == counts[3]
 
 
 def test_the_block_is_declared_once() -> None:
@@ -184,7 +185,7 @@ def test_kernels_compile_without_spills(name: str, monkeypatch: pytest.MonkeyPat
     assert record["title"] == SPECS[name].title
     assert "warning" not in record["output"]
     registers = [int(used) for used in re.findall(r"Used (\d+) registers", record["output"])]
-    assert len(registers) == 3, "narrow, narrow and aligned, wide"
+    assert len(registers) == 2, "narrow and wide"
     assert max(registers) <= 128, registers
     assert set(re.findall(r"(\d+) bytes spill", record["output"])) == {"0"}
     if name != "every operation":  # the library's sine has a table on the stack
@@ -254,7 +255,7 @@ def test_a_launch_hands_over_pointers_strides_and_numbers(stream: int, monkeypat
         runtime.launch(BASE, layout, x, operands, outputs)
         block, used = library.calls[-1]
         assert used == stream and block.most_blocks == 132 * 8
-        assert (block.columns, list(block.outer), block.aligned) == (40, [6, 0, 0, 0, 0], 0)
+        assert (block.columns, list(block.outer)) == (40, [6, 0, 0, 0, 0])
         assert block.pieces_per_row == layout.pieces_per_row
         matrix, number, turned = block.inputs[:3]
         assert (matrix.data, matrix.strides[0], matrix.column_stride) == (x.data_ptr(), 82, 2)

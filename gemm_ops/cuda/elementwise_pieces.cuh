@@ -235,14 +235,14 @@ EP_DEVICE void store_pieces(ElementwiseTensor const& tensor, int64_t row, Place 
 
 // Every stride-th piece from the first on, a few at a time: all their loads are issued before the first of them is
 // computed.  A step of that many strides beyond the last piece must not overflow.
-template <bool kAligned, class Kernel, bool kWide>
+template <class Kernel, bool kWide>
 EP_DEVICE void process(Walk<Kernel, kWide> const& walk, typename Walk<Kernel, kWide>::Index first,
                        typename Walk<Kernel, kWide>::Index stride) {
-  constexpr int kInFlight = Kernel::template kInFlight<kAligned>;
+  constexpr int kInFlight = Kernel::kInFlight;
   auto const scalars = Kernel::read_scalars(walk.inputs);
   for (; first < walk.pieces; first += stride * kInFlight) {
     Place<Kernel> place[kInFlight];
-    typename Kernel::template Loads<kAligned> loads[kInFlight];
+    typename Kernel::Loads loads[kInFlight];
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
       auto const piece = first + i * stride;

@@ -44,7 +44,7 @@ _ARGUMENT_FIELDS: list[tuple[str, Any]] = [
     ("inputs", ElementwiseTensor * MAX_INPUTS),  # x, then the operands
     ("outputs", ElementwiseTensor * MAX_OUTPUTS),  # the main one first
     ("most_blocks", ctypes.c_int32),  # thread blocks; each goes on where the last of them ends
-    ("aligned", ctypes.c_int32),  # whether no tensor that is reached in pieces needs shifting
+    ("reserved", ctypes.c_int32),
 ]
 
 

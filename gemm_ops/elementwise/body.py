@@ -22,7 +22,7 @@ from epilogues.tree import Accumulator, EpilogueTree, Operand
 
 from ..lowering.expressions import expression
 from ..lowering.functors import variant_of
-from .layout import ACCESS_BYTES, PIECES, REPEATED, SCALAR
+from .layout import ACCESS_BYTES, PIECES, REPEATED, SCALAR, SHIFTED
 
 #: C++ types of ``cuda/elementwise_pieces.cuh`` of the short dtype names.
 ELEMENTS = {"f32": "F32", "f16": "F16", "bf16": "Bf16"}
@@ -51,9 +51,9 @@ class Input:
         return self.access == SCALAR
 
     def loader(self, width: int) -> str:
-        """The C++ type that loads it for a piece, within a template over ``kAligned``."""
-        if self.access == PIECES:
-            return f"Pieces<{self.element}, {width}, kAligned>"
+        """The C++ type that loads it for a piece."""
+        if self.access in (PIECES, SHIFTED):
+            return f"Pieces<{self.element}, {width}, {_aligned(self.access)}>"
         return f"Repeated<{self.element}>" if self.access == REPEATED else f"Strided<{self.element}, {width}>"
 
 
@@ -67,8 +67,14 @@ class Output:
 
     @property
     def store(self) -> str:
-        """The C++ function that stores a piece of it, within a template over ``kAligned``."""
-        return f"store_pieces<{self.element}, kAligned>" if self.access == PIECES else f"store_strided<{self.element}>"
+        """The C++ function that stores a piece of it."""
+        if self.access in (PIECES, SHIFTED):
+            return f"store_pieces<{self.element}, {_aligned(self.access)}>"
+        return f"store_strided<{self.element}>"
+
+
+def _aligned(access: str) -> str:
+    return "true" if access == PIECES else "false"
 
 
 def inputs_of(tree: EpilogueTree, x_dtype: str, accesses: Sequence[str]) -> tuple[Input, ...]:
@@ -109,20 +115,20 @@ def compute_function(tree: EpilogueTree) -> str:
     return "\n".join([f"static EP_DEVICE void compute({', '.join(declared)}) {{", *lines, "}"])
 
 
-def pieces_in_flight(inputs: Sequence[Input], outputs: int, width: int, *, aligned: bool) -> int:
+def pieces_in_flight(inputs: Sequence[Input], outputs: int, width: int) -> int:
     """How many pieces a thread loads before it computes the first: what registers allow.
 
     Args:
         inputs: what is read.
         outputs: how many are written.
         width: elements of a piece.
-        aligned: whether no input needs shifting, which takes another aligned part of each.
     """
     registers = 4 + 2 * outputs  # where the piece is
     for tensor in inputs:
         size = 4 if tensor.element == "F32" else 2
-        if tensor.access == PIECES:
-            registers += (width * size + (0 if aligned else ACCESS_BYTES)) // 4
+        if tensor.access in (PIECES, SHIFTED):
+            # what is shifted into place takes another aligned part
+            registers += (width * size + (ACCESS_BYTES if tensor.access == SHIFTED else 0)) // 4
         elif not tensor.is_scalar:
             registers += 1 if tensor.access == REPEATED else width
     return max(1, min(_MOST_IN_FLIGHT, _REGISTERS_IN_FLIGHT // registers))

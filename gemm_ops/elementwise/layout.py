@@ -39,7 +39,8 @@ PHASE_BYTES = 32
 TILE_ROWS = 16
 
 #: How a tensor is reached along the innermost dimension.
-PIECES = "pieces"  # one element after another: vector accesses, shifted into place where not aligned
+PIECES = "pieces"  # one element after another, aligned wherever a piece of the main output begins: vector accesses
+SHIFTED = "shifted"  # one element after another from anywhere: vector accesses, shifted into place where not aligned
 REPEATED = "repeated"  # one element for all columns
 STRIDED = "strided"  # element by element
 SCALAR = "scalar"  # one element for the whole call, or a number
@@ -70,7 +71,7 @@ class Placement:
     """How the kernel reaches a tensor.
 
     Attributes:
-        access: "pieces", "repeated", "strided" or "scalar"; see the constants of this module.
+        access: "pieces", "shifted", "repeated", "strided" or "scalar"; see the constants of this module.
         strides: in bytes, along the outer dimensions.
         column_stride: in bytes, along the innermost dimension.
         bytes: from the tensor's first byte to its last.
@@ -93,7 +94,6 @@ class Layout:
         pieces_per_row: how many pieces a row has, or the most that any row may have.  Pieces begin where the main
             output's address is a multiple of their length, so the first and the last of a row may be partial.
         tiled: whether neighbouring threads take neighbouring rows, and not neighbouring pieces of one row.
-        aligned: whether in every row every tensor reached in pieces is aligned to 16 bytes where pieces begin.
         inputs: x and the operands, in the order given.
         outputs: the main one first.
     """
@@ -103,7 +103,6 @@ class Layout:
     width: int
     pieces_per_row: int
     tiled: bool
-    aligned: bool
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
 
@@ -148,9 +147,9 @@ def plan_layout(
         )
     # of a single element the outputs are written as rows of one, and inputs read as what all elements share
     *outer, inner = dims or [_Dim(1, tuple(int(i < len(outputs)) for i in range(len(tensors))))]
-    accesses = [_access(outer, inner, place) for place in range(len(tensors))]
-    in_pieces = [place for place, access in enumerate(accesses) if access == PIECES]
-    width = ACCESS_BYTES // min((tensors[place].size for place in in_pieces), default=4)
+    accesses = [_access(outer, inner, place, tensors) for place in range(len(tensors))]
+    sizes = [tensors[place].size for place, access in enumerate(accesses) if access in (PIECES, SHIFTED)]
+    width = ACCESS_BYTES // min(sizes, default=4)
     first, step = _phases(outer, tensors[0], width) if accesses[0] == PIECES else (0, width)
     most = width - step + first % step
     placements = [_place(accesses[i], view, outer, inner, i) for i, view in enumerate(tensors)]
@@ -161,7 +160,6 @@ def plan_layout(
         width=width,
         pieces_per_row=-(-(most + inner.extent) // width),
         tiled=bool(outer) and any(_is_turned(placement) for placement in placements) and outer[-1].extent >= TILE_ROWS,
-        aligned=step == width and all(_is_aligned(tensors[place], placements[place], first) for place in in_pieces),
         inputs=tuple(Placement(SCALAR) if view is None else next(given) for view in inputs),
         outputs=tuple(placements[: len(outputs)]),
     )
@@ -179,11 +177,26 @@ def _merge(dims: Sequence[_Dim]) -> list[_Dim]:
     return merged
 
 
-def _access(outer: Sequence[_Dim], inner: _Dim, place: int) -> str:
+def _access(outer: Sequence[_Dim], inner: _Dim, place: int, tensors: Sequence[TensorView]) -> str:
     if not any(dim.strides[place] for dim in (*outer, inner)):
         return SCALAR
     stride = inner.strides[place]
-    return PIECES if stride == 1 else REPEATED if stride == 0 else STRIDED
+    if stride != 1:
+        return REPEATED if stride == 0 else STRIDED
+    main = tensors[0] if inner.strides[0] == 1 else None
+    return PIECES if _goes_along(outer, place, tensors[place], main) else SHIFTED
+
+
+def _goes_along(outer: Sequence[_Dim], place: int, view: TensorView, main: TensorView | None) -> bool:
+    """Whether a tensor's address is a multiple of 16 bytes in every row where the main output's pieces begin.
+
+    Args:
+        main: None where the main output is not written in pieces: those begin where the rows do.
+    """
+    before = 0 if main is None else main.offset // main.size  # elements, modulo a piece
+    steps = [dim.strides[place] - (0 if main is None else dim.strides[0]) for dim in outer]
+    distances = [view.offset - before * view.size, *(step * view.size for step in steps)]
+    return not any(distance % ACCESS_BYTES for distance in distances)
 
 
 def _phases(outer: Sequence[_Dim], main: TensorView, width: int) -> tuple[int, int]:
@@ -192,11 +205,6 @@ def _phases(outer: Sequence[_Dim], main: TensorView, width: int) -> tuple[int, i
     The numbers of any two rows differ by a multiple of the step, which divides the width.
     """
     return main.offset // main.size % width, math.gcd(width, *(dim.strides[0] for dim in outer))
-
-
-def _is_aligned(view: TensorView, placement: Placement, phase: int) -> bool:
-    """Whether in every row the tensor's address, so many elements before the row begins, is a multiple of 16."""
-    return not any(number % ACCESS_BYTES for number in (view.offset - phase * view.size, *placement.strides))
 
 
 def _is_turned(placement: Placement) -> bool:

@@ -4,7 +4,7 @@
     >>> print(spec.source())
 
 Contract: two specs with one key are the same kernel; see :mod:`gemm_ops.kernels.spec`, whose digest of everything that
-sources are generated from is a part of the key.  Extents, strides and alignments are arguments of a launch: one kernel
+sources are generated from is a part of the key.  Extents, strides and addresses are arguments of a launch: one kernel
 serves all calls of a tree whose tensors are reached in the same way along as many dimensions.
 """
 
@@ -103,8 +103,7 @@ class ElementwiseSpec:
             dimensions=self.dimensions,
             width=self.width,
             tiled=self.tiled,
-            in_flight=pieces_in_flight(inputs, len(self.outputs), self.width, aligned=False),
-            in_flight_aligned=pieces_in_flight(inputs, len(self.outputs), self.width, aligned=True),
+            in_flight=pieces_in_flight(inputs, len(self.outputs), self.width),
             main_in_pieces=self.outputs[0] == PIECES,
             compute=compute_function(self.tree),
         )

@@ -89,7 +89,7 @@ def fill_block(
 @functools.lru_cache(maxsize=1024)
 def _block(layout: Layout) -> ElementwiseArguments:
     """The block without what may differ from launch to launch: pointers and numbers."""
-    block = ElementwiseArguments(columns=layout.columns, pieces_per_row=layout.pieces_per_row, aligned=layout.aligned)
+    block = ElementwiseArguments(columns=layout.columns, pieces_per_row=layout.pieces_per_row)
     for place, extent in enumerate(layout.outer):
         block.outer[place] = extent
     for arguments, placements in ((block.inputs, layout.inputs), (block.outputs, layout.outputs)):

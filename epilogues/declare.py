@@ -275,6 +275,20 @@ class Epilogue:
 
         return make_report(self, m, n, k, dtype=dtype, operand_dtypes=operand_dtypes, device=device, measure=measure)
 
+    def elementwise(
+        self, x: Tensor, /, *, out: Tensor | Mapping[str, Tensor] | None = None, **operands: Tensor | float
+    ) -> Any:
+        """The epilogue of a tensor that is there already, in one kernel where the device has one for it.
+
+            >>> y = bias_gelu.elementwise(x, bias=bias)
+
+        As ``explain`` it asks the machine, through :mod:`gemm_ops`, which is imported here and not before; see
+        :func:`gemm_ops.apply`.
+        """
+        from gemm_ops import apply
+
+        return apply(x, self, out=out, **operands)
+
     def _identity(self) -> tuple[object, ...]:
         return (self.tree, tuple(self.operands), self.outputs)
 

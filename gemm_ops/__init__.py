@@ -7,6 +7,7 @@ The layers, from the user down; each only knows those below it:
 
 ``modules``              :class:`FusedLinear`.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
+``elementwise_call``     :func:`apply`: an epilogue without a product.
 ``dispatch``             one call: bind its tensors, decide on a backend, execute.
 ``problem`` ``operands`` ``outputs``   what the tensors are: shapes, layouts, alignments.
 ``addressing/``          how each tensor reaches a kernel: as it is, at its own alignment, or copied first.
@@ -23,6 +24,7 @@ Importing this package needs no GPU, no nvcc and no CUTLASS.
 from .build.cache import cache_folder
 from .build.compiler import build_kernel, build_kernels
 from .dispatch import Decision, use_backend
+from .elementwise_call import apply
 from .errors import (
     BuildError,
     FallbackWarning,
@@ -44,6 +46,7 @@ __all__ = [
     "ProblemError",
     "ToolchainError",
     "UnsupportedProblemError",
+    "apply",
     "backend_for",
     "build_kernel",
     "build_kernels",

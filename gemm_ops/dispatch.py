@@ -21,7 +21,7 @@ import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -165,11 +165,7 @@ def bind_call(
     a, b = _plain(a), _plain(b)
     problem = read_problem(a, b)
     operands = bind_operands(epilogue.tree, given, problem)
-    rank = epilogue.tree.rounding != "once"  # nothing else goes by ranks
-    signature = tuple(
-        (operand.facts.kind, operand.facts.dtype, operand.facts.rank if rank else None) for operand in operands
-    )
-    tree = _resolve(epilogue.tree, signature, problem.element or "f32")
+    tree = resolve_tree(epilogue.tree, operands, problem.element or "f32")
     tensors = [a, b, *(value for value in given.values() if isinstance(value, Tensor))]
     differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     buffers = bind_outputs(epilogue.tree.outputs, tree, problem, out, tensors)
@@ -185,6 +181,19 @@ def bind_call(
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor with PyTorch's lazy negation carried out, which is not in its memory."""
     return tensor.resolve_neg() if isinstance(tensor, Tensor) else tensor
+
+
+def resolve_tree(tree: EpilogueTree, operands: Sequence[BoundOperand], element: str) -> EpilogueTree:
+    """A tree with the kinds and dtypes of a call, simplified.
+
+    Args:
+        element: short dtype name of what outputs are stored as where the tree does not say.
+    """
+    rank = tree.rounding != "once"  # nothing else goes by ranks
+    signature = tuple(
+        (operand.facts.kind, operand.facts.dtype, operand.facts.rank if rank else None) for operand in operands
+    )
+    return _resolve(tree, signature, element)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -35,12 +35,13 @@ def run_reference(
     """
     compute = torch.float64 if a.dtype == torch.float64 else torch.float32
     # the matrices have autocast's dtype already; the accumulator and the epilogue are not to be rounded to it
-    with _without_autocast(a.device.type):
+    with without_autocast(a.device.type):
         accumulator = _accumulate(a, b, transformed)
         return evaluate(tree, accumulator, operands, compute_dtype=compute, out_dtype=a.dtype)
 
 
-def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+def without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+    """A context in which operators keep the dtypes of their arguments."""
     available = torch.amp.is_autocast_available(device_type)
     return torch.autocast(device_type, enabled=False) if available else contextlib.nullcontext()
 

@@ -95,15 +95,15 @@ def _matmul(
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     key = _plan_key(a, b, chosen, operands, out, padded_output)
     if key is not None and (plan := find_plan(key)) is not None:
-        return _results(plan.run(a, b, operands, _by_name(out)))
+        return results_of(plan.run(a, b, operands, _by_name(out)))
     call = _bind(a, b, chosen, out, operands, padded_output)
     decision = decide(call)
     if decision.spec is None:
-        return _results(compute_unfused(call, decision))
+        return results_of(compute_unfused(call, decision))
     plan = make_plan(call, decision)
     if key is not None:
         remember_plan(key, plan)
-    return _results(plan.run(call.a, call.b, call.tensors, call.out))
+    return results_of(plan.run(call.a, call.b, call.tensors, call.out))
 
 
 _outside: Callable[..., Outputs] | None = None
@@ -221,7 +221,8 @@ def _autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _results(outputs: dict[str, Tensor]) -> Outputs:
+def results_of(outputs: dict[str, Tensor]) -> Outputs:
+    """The one output, or all by name."""
     if len(outputs) == 1:
         (result,) = outputs.values()
         return result

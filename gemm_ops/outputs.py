@@ -4,7 +4,7 @@ r"""The outputs of one call: new ones, or the caller's own buffers, and whether 
 
 Contract: without ``out`` every output is a new contiguous tensor of shape (\\*m_shape, N).  With ``out`` the
 caller gives a tensor for every output, of exactly that shape and of the output's dtype, with any strides; it shares
-no memory with an input or with another output.
+no memory with another output, nor with an input, unless it may be exactly one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ def bind_outputs(
     problem: Problem,
     out: Tensor | Mapping[str, Tensor] | None,
     inputs: Sequence[Tensor],
+    *,
+    in_place: bool = False,
 ) -> dict[str, Tensor]:
     """The caller's buffers by name, in the tree's order; empty if there are none.
 
@@ -35,6 +37,7 @@ def bind_outputs(
         declared: the epilogue's outputs before they were resolved, in the tree's order (a resolved tree's own
             names may be another epilogue's).
         tree: resolved.
+        in_place: whether an output may be exactly an input.
 
     Raises:
         ProblemError: ``out`` does not fit; says which output, what was expected and what came.
@@ -56,11 +59,21 @@ def bind_outputs(
     for original, store in zip(declared, tree.outputs, strict=True):
         name, buffer = original.name, given[original.name]
         _check(name, buffer, _dtype(original, store, problem), problem)
-        others = [*inputs, *buffers.values()]
+        others = [*(each for each in inputs if not (in_place and _is_same(buffer, each))), *buffers.values()]
         if any(overlap(buffer, other) for other in others):
             raise ProblemError(f"out[{name!r}] shares memory with an input or with another output")
         buffers[name] = buffer
     return buffers
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same elements in the same places."""
+    return (one.dtype, one.shape, one.stride(), address_of(one)) == (
+        other.dtype,
+        other.shape,
+        other.stride(),
+        address_of(other),
+    )
 
 
 def _dtype(original: Store, store: Store, problem: Problem) -> torch.dtype:

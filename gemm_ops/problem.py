@@ -72,6 +72,23 @@ def read_problem(a: Tensor, b: Tensor) -> Problem:
     return Problem(math.prod(m_shape), n, k, m_shape, extents, a.dtype, _SHORT.get(a.dtype), a.device)
 
 
+def read_tensor(name: str, x: Tensor) -> Problem:
+    """What an elementwise call computes on: (..., N), without a product.
+
+    Raises:
+        ProblemError: no tensor, one without dimensions, or of a dtype that epilogues do not compute with.
+    """
+    if not isinstance(x, Tensor):
+        raise ProblemError(f"{name} should be a torch.Tensor, got {type(x).__name__}")
+    require_dense(name, x)
+    if x.ndim < 1:
+        raise ProblemError(f"expected {name} of shape (..., N), got a tensor without dimensions; give {name}[None]")
+    _check_dtype(name, x)
+    *lead, n = x.shape
+    m_shape = tuple(lead)
+    return Problem(math.prod(m_shape), n, 1, m_shape, m_shape or (1,), x.dtype, _SHORT.get(x.dtype), x.device)
+
+
 def require_dense(what: str, tensor: Tensor) -> None:
     """Checks that a matrix or an output lies in memory element by element.
 
@@ -107,8 +124,12 @@ def _check(a: Tensor, b: Tensor) -> None:
             raise ProblemError(f"the batch dimensions do not broadcast: {shapes}") from None
     if a.dtype != b.dtype:
         raise ProblemError(f"a and b should have one dtype, got {a.dtype} and {b.dtype}")
-    if a.dtype not in _TAKEN:
-        taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TAKEN)
-        raise ProblemError(f"expected matrices of a floating-point dtype ({taken}), got {a.dtype}")
+    _check_dtype("matrices", a)
     if a.device != b.device:
         raise ProblemError(f"a and b should be on one device, got {a.device} and {b.device}")
+
+
+def _check_dtype(what: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _TAKEN:
+        taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TAKEN)
+        raise ProblemError(f"expected {what} of a floating-point dtype ({taken}), got {tensor.dtype}")

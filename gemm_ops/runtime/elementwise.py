@@ -110,6 +110,11 @@ def _most_blocks(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) * _BLOCKS_PER_MULTIPROCESSOR
 
 
+def is_loaded(spec: ElementwiseSpec) -> bool:
+    """Whether the kernel is loaded in this process."""
+    return spec.key in _loaded
+
+
 def load_elementwise(spec: ElementwiseSpec) -> ctypes.CDLL:
     """The library of a kernel, built and loaded if need be.
 

@@ -1,0 +1,119 @@
+"""Standalone elementwise kernels on a GPU: every operation, layouts, tails, guards, in place, graphs, huge tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from layouts import MATRIX_WAYS, OUTPUT_WAYS, GuardedBuffer, lay_out
+from operation_support import packs
+
+import epilogues as ep
+import gemm_ops
+from epilogues import Aux, Column, Row
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+
+
+@ep.epilogue
+def everything(acc, scale: Row, offset: Column, residual: Aux):
+    z = acc * scale + offset
+    return {"D": torch.relu(z) + residual, "z": ep.cast(z, "f32")}
+
+
+def operands_of(shape: tuple[int, ...], way: str = "contiguous") -> dict[str, torch.Tensor]:
+    *lead, n = shape
+    return {
+        "scale": torch.randn(n + 3, device="cuda").to(BF16)[3:],
+        "offset": torch.randn(*lead, 1, device="cuda").to(BF16),
+        "residual": lay_out(shape, way, device="cuda"),
+    }
+
+
+def check(x: torch.Tensor, operands: dict[str, torch.Tensor], results: Any) -> None:
+    truth = everything.reference(x.double(), compute_dtype=torch.float64, keep_casts=False, **operands)
+    for name, limits in (("D", {"rtol": 2.0**-7.9, "atol": 1e-5}), ("z", {"rtol": 2.0**-20, "atol": 1e-5})):
+        torch.testing.assert_close(results[name].double(), truth[name], **limits)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_operations(dtype: str) -> None:
+    """Every row of the table, against what it is in fp64, beside what it is in fp32."""
+    torch.manual_seed(0)
+    element = {"bf16": BF16, "f16": torch.float16, "f32": torch.float32}[dtype]
+    x, row = (torch.randn(shape, device="cuda").mul(3).to(element) for shape in ((200, 264), (264,)))
+    for epilogue in packs(dtype):
+        results = gemm_ops.apply(x, epilogue, row=row)
+        single = epilogue.reference(x.float(), keep_casts=False, out_dtype=torch.float32, row=row)
+        truth = epilogue.reference(x.double(), compute_dtype=torch.float64, keep_casts=False, row=row)
+        assert isinstance(results, dict) and isinstance(single, dict) and isinstance(truth, dict)
+        rounding = {"bf16": 2.0**-8.5, "f16": 2.0**-11.5, "f32": 2.0**-20}[dtype]
+        for name, exact in truth.items():
+            scale = exact[exact.isfinite()].norm().clamp(min=1e-30)
+            errors = [
+                (found.double() - exact)[exact.isfinite() & found.isfinite()].norm() / scale
+                for found in (results[name], single[name])
+            ]
+            assert errors[0] <= rounding + 2 * errors[1], (epilogue.name, name, [error.item() for error in errors])
+
+
+@pytest.mark.parametrize("way", MATRIX_WAYS)
+def test_layouts(way: str) -> None:
+    torch.manual_seed(0)
+    for shape in ((129, 257), (64, 264), (17, 7), (3, 5, 33), (1, 4099), (4099, 1)):
+        x, operands = lay_out(shape, way, device="cuda"), operands_of(shape, way)
+        check(x, operands, gemm_ops.apply(x, everything, **operands))
+        if way in OUTPUT_WAYS:
+            guarded = {
+                "D": GuardedBuffer(shape, way, BF16, "cuda"),
+                "z": GuardedBuffer(shape, way, torch.float32, "cuda"),
+            }
+            out = {name: one.view for name, one in guarded.items()}
+            check(x, operands, gemm_ops.apply(x, everything, out=out, **operands))
+            for one in guarded.values():
+                one.check()
+
+
+def test_tails_at_every_misalignment() -> None:
+    torch.manual_seed(0)
+    memory = torch.randn(4096, device="cuda").to(BF16)
+    for columns in range(1, 40):
+        for begin in range(8):
+            x = memory[begin : begin + 3 * (columns + 5)].view(3, columns + 5)[:, :columns]
+            operands = operands_of((3, columns))
+            guarded = {
+                "D": GuardedBuffer((3, columns), "contiguous", BF16, "cuda"),
+                "z": GuardedBuffer((3, columns), "off", torch.float32, "cuda"),
+            }
+            out = {name: one.view for name, one in guarded.items()}
+            check(x, operands, gemm_ops.apply(x, everything, out=out, **operands))
+            for one in guarded.values():
+                one.check()
+
+
+def test_in_place_and_in_a_graph() -> None:
+    torch.manual_seed(0)
+    x, bias = torch.randn(300, 1001, device="cuda").to(BF16), torch.randn(1001, device="cuda").to(BF16)
+    expected = torch.relu(x + bias)
+    other = x.clone()
+    assert gemm_ops.apply(x, "relu", bias=bias, out=x) is x
+    torch.testing.assert_close(x, expected, rtol=1e-2, atol=1e-2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gemm_ops.apply(other, "relu", bias=bias)
+    other.neg_()
+    graph.replay()
+    assert isinstance(captured, torch.Tensor)
+    torch.testing.assert_close(captured, torch.relu(other + bias), rtol=1e-2, atol=1e-2)
+
+
+def test_more_than_2_31_elements() -> None:
+    x = torch.randn(66_000_001, 33, device="cuda", dtype=BF16)
+    bias = torch.randn(33, device="cuda", dtype=BF16)
+    result = gemm_ops.apply(x, "relu", bias=bias)
+    assert isinstance(result, torch.Tensor)
+    for rows in (slice(0, 5), slice(2**31 // 33 - 3, 2**31 // 33 + 3), slice(65_999_990, None)):
+        torch.testing.assert_close(result[rows], torch.relu(x[rows] + bias), rtol=1e-2, atol=1e-2)

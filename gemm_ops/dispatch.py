@@ -46,7 +46,7 @@ from .operands import BoundOperand, bind_operands
 from .outputs import bind_outputs
 from .plan import Plan
 from .problem import Problem, read_problem
-from .runtime.library import is_loaded
+from .runtime.loading import is_loaded
 
 BACKENDS = ("auto", "sm90", "sm80", "reference")
 

@@ -39,7 +39,8 @@ from .functional import EpilogueLike, Outputs, as_epilogue, results_of
 from .operands import BoundOperand, bind_operands
 from .outputs import bind_outputs
 from .problem import Problem, read_tensor
-from .runtime.elementwise import is_loaded, launch
+from .runtime.elementwise import launch
+from .runtime.loading import is_loaded
 
 
 @dataclass(frozen=True)

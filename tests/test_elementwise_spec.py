@@ -34,6 +34,7 @@ from gemm_ops.elementwise.spec import ElementwiseSpec
 from gemm_ops.errors import BuildError, LaunchError
 from gemm_ops.kernels import spec as spec_module
 from gemm_ops.runtime import elementwise as runtime
+from gemm_ops.runtime import loading
 
 
 def residual_tree(names: tuple[str, str] = ("bias", "residual"), constant: float = 0.5) -> EpilogueTree:
@@ -249,7 +250,7 @@ def call() -> tuple[Layout, torch.Tensor, list[torch.Tensor | float], list[torch
 
 def test_a_launch_hands_over_pointers_strides_and_numbers(stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
-    monkeypatch.setitem(runtime._loaded, BASE.key, library)
+    monkeypatch.setitem(loading._loaded, BASE.key, library)
     for _ in range(2):  # a second time with other tensors: nothing of the first is left
         layout, x, operands, outputs = call()
         runtime.launch(BASE, layout, x, operands, outputs)
@@ -269,7 +270,7 @@ def test_a_launch_hands_over_pointers_strides_and_numbers(stream: int, monkeypat
 
 
 def test_a_launch_that_is_refused_says_why(stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(runtime._loaded, BASE.key, Library(9))
+    monkeypatch.setitem(loading._loaded, BASE.key, Library(9))
     with pytest.raises(LaunchError, match=r"^elementwise bf16 .* sm_90: CUDA says: error 9 \(shape \(6, 40\)\)$"):
         runtime.launch(BASE, *call())
 
@@ -282,10 +283,10 @@ def test_the_real_library_refuses_without_a_device(
     if not os.environ.get("CI") and not has_nvcc():
         pytest.skip("no nvcc")
     monkeypatch.setenv("GEMM_OPS_CACHE", str(tmp_path))
-    monkeypatch.setattr(runtime, "_loaded", {})
+    monkeypatch.setattr(loading, "_loaded", {})
     with pytest.raises(LaunchError, match=r"CUDA says: .*(device|driver)"):
         runtime.launch(BASE, *call())
-    assert runtime.load_elementwise(BASE) is runtime._loaded[BASE.key]
+    assert runtime.load_elementwise(BASE) is loading._loaded[BASE.key]
 
 
 def test_a_library_that_does_not_load_is_built_again_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -294,9 +295,9 @@ def test_a_library_that_does_not_load_is_built_again_once(monkeypatch: pytest.Mo
     built: list[str] = []
     discarded: list[str] = []
     monkeypatch.setattr("gemm_ops.build.compiler._failures", {})
-    monkeypatch.setattr(runtime, "_loaded", {})
-    monkeypatch.setattr(runtime, "build_kernel", lambda spec: built.append(spec.key) or broken)
-    monkeypatch.setattr(runtime, "discard", lambda spec: discarded.append(spec.key))
+    monkeypatch.setattr(loading, "_loaded", {})
+    monkeypatch.setattr(loading, "build_kernel", lambda spec: built.append(spec.key) or broken)
+    monkeypatch.setattr(loading, "discard", lambda spec: discarded.append(spec.key))
     for _ in range(2):  # the second time it fails at once
         with pytest.raises(BuildError, match="does not load"):
             runtime.load_elementwise(BASE)

@@ -28,7 +28,7 @@ from gemm_ops.build.cache import cache_folder, find_library
 from gemm_ops.build.compiler import build_kernel, build_kernels
 from gemm_ops.build.toolchain import cutlass_include, find_toolchain
 from gemm_ops.errors import BuildError, ToolchainError
-from gemm_ops.runtime import library
+from gemm_ops.runtime import library, loading
 
 SPEC = spec_of(row_tree("relu", "bf16"), "sm80")
 OTHER = spec_of(row_tree("exp", "bf16"), "sm80")
@@ -65,7 +65,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache of its own, nothing remembered of other tests, and no compiler of this machine's."""
     monkeypatch.setenv("GEMM_OPS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(compiler, "_failures", {})
-    monkeypatch.setattr(library, "_loaded", {})
+    monkeypatch.setattr(loading, "_loaded", {})
     for variable in ("CUDA_HOME", "CUDA_PATH", "CUTLASS_PATH"):
         monkeypatch.delenv(variable, raising=False)
     without = [folder for folder in os.environ["PATH"].split(os.pathsep) if not (Path(folder) / "nvcc").exists()]
@@ -524,9 +524,9 @@ def garbage() -> Path:
 
 def test_load(install: Install) -> None:
     runs = install(REAL_LIBRARY)
-    assert not library.is_loaded(SPEC)
+    assert not loading.is_loaded(SPEC)
     kernel = library.load_kernel(SPEC)
-    assert library.is_loaded(SPEC) and library.load_kernel(SPEC) is kernel and count(runs) == 1
+    assert loading.is_loaded(SPEC) and library.load_kernel(SPEC) is kernel and count(runs) == 1
     assert kernel.path == find_library(SPEC)
     assert kernel.workspace_size(library.GemmArguments()) == 42
 
@@ -555,7 +555,7 @@ def test_a_library_that_does_not_load_even_when_fresh(install: Install) -> None:
         library.load_kernel(SPEC)
     assert count(runs) == 1, "built again once"
     assert Path(caught.value.source).read_text() == SPEC.source()
-    assert not library.is_loaded(SPEC)
+    assert not loading.is_loaded(SPEC)
 
 
 def test_what_a_killed_build_left_goes_with_the_next_try(install: Install) -> None:

@@ -12,29 +12,24 @@ be exactly an input, anything else must not overlap.
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
 import functools
-import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..build.cache import SOURCE, discard
-from ..build.compiler import build_kernel, raise_failure, remember_failure
 from ..elementwise.arguments import ElementwiseArguments
 from ..elementwise.layout import Layout, Placement
 from ..elementwise.spec import ElementwiseSpec
-from ..errors import BuildError, LaunchError
+from ..errors import LaunchError
+from .loading import load_once, open_library
 
 #: Blocks of 256 threads.  Measured on an H200 with bias + GELU + residual and with a GELU's gradient + gate at
 #: 8192 x 8192 and 4096 x 11008 in bf16: of the bandwidth of a copy, 2 get 0.99 to 1.00, 4 to 16 get 0.95 to 0.99, 3 get
 #: 0.85, and as many as there are pieces 0.61 to 0.70.
 _BLOCKS_PER_MULTIPROCESSOR = 2
-
-_loaded: dict[str, ctypes.CDLL] = {}
-_loading = threading.Lock()
 
 
 def launch(
@@ -110,50 +105,17 @@ def _most_blocks(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) * _BLOCKS_PER_MULTIPROCESSOR
 
 
-def is_loaded(spec: ElementwiseSpec) -> bool:
-    """Whether the kernel is loaded in this process."""
-    return spec.key in _loaded
-
-
 def load_elementwise(spec: ElementwiseSpec) -> ctypes.CDLL:
     """The library of a kernel, built and loaded if need be.
 
     Raises:
         BuildError: if it cannot be built, or cannot be loaded even when freshly built.
     """
-    library = _loaded.get(spec.key)
-    if library is None:
-        with _loading:
-            library = _loaded.get(spec.key)
-            if library is None:
-                library = _loaded[spec.key] = _load(spec)
-    return library
+    return load_once(spec, _open)
 
 
-def _load(spec: ElementwiseSpec) -> ctypes.CDLL:
-    raise_failure(spec)
-    try:
-        return _open(str(build_kernel(spec)))
-    except OSError:
-        # not a library of this machine (a cache carried over, a damaged disk): build it here, once
-        discard(spec)
-        path = build_kernel(spec)
-        try:
-            return _open(str(path))
-        except OSError as error:
-            failure = BuildError(
-                f"the kernel built at {path} does not load: {error}", source=str(path.with_name(SOURCE))
-            )
-            remember_failure(spec, failure)
-            raise failure from error
-
-
-def _open(path: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(path)
-    if missing := [name for name in ("elementwise_run", "elementwise_error_text") if not hasattr(library, name)]:
-        # closed, for the loader gives an open library again for the same path, whatever is there by then
-        _ctypes.dlclose(library._handle)
-        raise OSError(f"{path} has no {', '.join(missing)}")
+def _open(path: Path) -> ctypes.CDLL:
+    library = open_library(path, ("elementwise_run", "elementwise_error_text"))
     library.elementwise_run.argtypes = [ctypes.POINTER(ElementwiseArguments), ctypes.c_void_p]
     library.elementwise_run.restype = ctypes.c_int
     library.elementwise_error_text.argtypes = [ctypes.c_int]

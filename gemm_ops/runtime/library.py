@@ -10,23 +10,17 @@ synchronise.  The caller makes the device current.
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
-import threading
 from pathlib import Path
 
 import torch
 
-from ..build.cache import SOURCE, discard
-from ..build.compiler import build_kernel, raise_failure, remember_failure
-from ..errors import BuildError, LaunchError
+from ..errors import LaunchError
 from ..kernels.spec import KernelSpec
 from .abi import GemmArguments
+from .loading import load_once, open_library
 
 _FUNCTIONS = ("gemm_workspace_size", "gemm_run", "gemm_status_text", "gemm_cuda_error_text")
-
-_loaded: dict[str, Kernel] = {}
-_loading = threading.Lock()
 
 
 class Kernel:
@@ -35,11 +29,7 @@ class Kernel:
     def __init__(self, spec: KernelSpec, path: Path) -> None:
         self.spec = spec
         self.path = path
-        library = ctypes.CDLL(str(path))
-        if missing := [name for name in _FUNCTIONS if not hasattr(library, name)]:
-            # closed, for the loader gives an open library again for the same path, whatever is there by then
-            _ctypes.dlclose(library._handle)
-            raise OSError(f"{path} has no {', '.join(missing)}")
+        library = open_library(path, _FUNCTIONS)
         self._workspace_size = library.gemm_workspace_size
         self._workspace_size.argtypes = [ctypes.POINTER(GemmArguments)]
         self._workspace_size.restype = ctypes.c_int64
@@ -76,40 +66,10 @@ class Kernel:
             )
 
 
-def is_loaded(spec: KernelSpec) -> bool:
-    """Whether the kernel is loaded in this process."""
-    return spec.key in _loaded
-
-
 def load_kernel(spec: KernelSpec) -> Kernel:
     """The kernel of a spec, built and loaded if need be.
 
     Raises:
         BuildError: if it cannot be built, or cannot be loaded even when freshly built.
     """
-    kernel = _loaded.get(spec.key)
-    if kernel is None:
-        with _loading:
-            kernel = _loaded.get(spec.key)
-            if kernel is None:
-                kernel = _loaded[spec.key] = _load(spec)
-    return kernel
-
-
-def _load(spec: KernelSpec) -> Kernel:
-    raise_failure(spec)
-    path = build_kernel(spec)
-    try:
-        return Kernel(spec, path)
-    except OSError:
-        # not a library of this machine (a cache carried over, a damaged disk): build it here, once
-        discard(spec)
-        path = build_kernel(spec)
-        try:
-            return Kernel(spec, path)
-        except OSError as error:
-            failure = BuildError(
-                f"the kernel built at {path} does not load: {error}", source=str(path.with_name(SOURCE))
-            )
-            remember_failure(spec, failure)
-            raise failure from error
+    return load_once(spec, lambda path: Kernel(spec, path))

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..addressing.views import pitch_of
 from ..announce import announce
-from ..build.compiler import build_kernel
 from ..errors import LaunchError, ToolchainError
 from ..kernels.pad_spec import PadSpec
 from .abi import PadArguments
+from .loading import load_once, open_library
 
 
 def pad_rows(source: Tensor) -> Tensor:
@@ -89,11 +90,14 @@ def _load(device: torch.device) -> ctypes.CDLL | None:
     """The built kernel for a device; None, said once, where there is no compiler to build it with."""
     major, minor = torch.cuda.get_device_capability(device)
     try:
-        path = build_kernel(PadSpec(f"{major}{minor}"))
+        return load_once(PadSpec(f"{major}{minor}"), _open)
     except ToolchainError as error:
         announce(f"matrices are copied into padded rows by PyTorch, at half the speed: {error}")
         return None
-    library = ctypes.CDLL(str(path))
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    library = open_library(path, ("pad_rows_run", "pad_rows_error_text"))
     library.pad_rows_run.argtypes = [ctypes.POINTER(PadArguments), ctypes.c_void_p]
     library.pad_rows_run.restype = ctypes.c_int
     library.pad_rows_error_text.argtypes = [ctypes.c_int]

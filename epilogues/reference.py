@@ -42,7 +42,7 @@ def evaluate(
     keep_casts: bool = True,
     out_dtype: torch.dtype | str | None = None,
 ) -> dict[str, Tensor]:
-    """The outputs of an epilogue, by name.
+    """The outputs of an epilogue, by name, each of ``acc``'s shape.
 
     Args:
         tree: the epilogue.
@@ -78,6 +78,9 @@ def evaluate(
     for store, rounded in zip(tree.outputs, computed.outputs, strict=True):
         dtype = compute_dtype if exact else _output_dtype(store, out_dtype, acc, compute_dtype)
         result = values[id(rounded.value)].to(dtype)
+        if result.shape != acc.shape:
+            # of operands or constants alone
+            result = result.expand(acc.shape).contiguous()
         if any(result is other for other in taken):
             result = result.clone()
         taken.append(result)

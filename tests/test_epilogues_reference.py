@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import epilogues as ep
 from epilogues import Aux, BroadcastError, Column, DtypeError, EpilogueError, Row, Scalar, builders, epilogue
 from epilogues.reference import evaluate
+from epilogues.tree import Constant, EpilogueTree, Kind, Operand, Store
 
 M, N = 5, 7
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -325,3 +326,13 @@ def test_numbers_have_the_operands_dtype(dtype, compute):
 def test_output_dtypes_by_name():
     acc = random(M, N)
     assert builders.identity().reference(acc, out_dtype="float16").dtype == torch.float16
+
+
+def test_outputs_have_the_accumulators_shape_whatever_they_are_made_of():
+    """A tree that was simplified may have lost what gave a value its shape."""
+    row = Operand("row", Kind.ROW, 0, "f32")
+    tree = EpilogueTree((Store("D", Constant(2.0), "f32"), Store("z", row, "bf16")))
+    values = torch.randn(N)
+    outputs = evaluate(tree, torch.randn(2, M, N), {"row": values})
+    assert torch.equal(outputs["D"], torch.full((2, M, N), 2.0))
+    assert torch.equal(outputs["z"], values.bfloat16().expand(2, M, N)) and outputs["z"].is_contiguous()

@@ -7,7 +7,7 @@
 x takes the accumulator's place: its last dimension is the N that rows run along, the product of the others the M.  What
 can be said of operands and outputs is what :func:`gemm_ops.matmul` says.
 
-Layers: :func:`bind` reads and checks the tensors; :func:`refusal` says whether a kernel can take them; then
+Layers: :func:`bind` reads and checks the tensors; :func:`find_walk` says whether a kernel can take them; then
 :mod:`gemm_ops.elementwise` and :mod:`gemm_ops.runtime.elementwise` compute, or the PyTorch reference does, operation
 by operation, said once with its reason.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ from .elementwise.layout import Layout, plan_layout, view_of
 from .elementwise.spec import ElementwiseSpec
 from .errors import ProblemError, ToolchainError
 from .fallback import without_autocast
-from .functional import EpilogueLike, Outputs, as_epilogue, results_of
+from .functional import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .operands import BoundOperand, bind_operands
 from .outputs import bind_outputs
 from .problem import Problem, read_tensor
@@ -87,8 +88,8 @@ def apply(
         BuildError: the kernel does not compile.
     """
     call = bind(x, as_epilogue(epilogue, operands.get("bias") is not None), operands, out)
-    layout = refusal(call)
-    return results_of(_compute_unfused(call, layout) if isinstance(layout, str) else _compute(call, layout))
+    walk = find_walk(call)
+    return results_of(_compute_unfused(call, walk) if isinstance(walk, str) else _compute(call, walk))
 
 
 def bind(
@@ -102,8 +103,7 @@ def bind(
     Raises:
         ProblemError, EpilogueError: whatever is wrong with them; nothing has been computed.
     """
-    if given.get("bias", 0) is None and "bias" not in epilogue.operands:
-        given = {name: value for name, value in given.items() if name != "bias"}
+    given = without_absent_bias(epilogue, given)
     problem = read_tensor("x", x)
     x = x.resolve_neg()
     operands = bind_operands(epilogue.tree, given, problem)
@@ -116,8 +116,15 @@ def bind(
     return ElementwiseCall(epilogue, tree, problem, x, given, operands, buffers, differentiable)
 
 
-def refusal(call: ElementwiseCall) -> Layout | str:
-    """How a kernel walks through the tensors of a call, or why none computes it, in words."""
+class Walk(NamedTuple):
+    """How a call is computed: by which kernel, and how that walks through the tensors."""
+
+    spec: ElementwiseSpec
+    layout: Layout
+
+
+def find_walk(call: ElementwiseCall) -> Walk | str:
+    """The kernel of a call, or why none computes it, in words.  Builds nothing."""
     problem = call.problem
     if forced_backend() == "reference":
         return "asked for with use_backend"
@@ -137,13 +144,14 @@ def refusal(call: ElementwiseCall) -> Layout | str:
     layout = plan_layout(shape, views, [view_of(output, shape) for output in outputs])
     if isinstance(layout, str):
         return layout
-    spec = _spec_of(call, layout)
+    major, minor = torch.cuda.get_device_capability(problem.device)
+    spec = ElementwiseSpec.of(call.tree, problem.element, layout, f"{major}{minor}")
     if not is_loaded(spec) and find_library(spec) is None:
         try:
             find_toolchain()
         except ToolchainError as error:
             return f"the kernel is not built yet and cannot be: {error}"
-    return layout
+    return Walk(spec, layout)
 
 
 def _runs_kernels(device: torch.device) -> bool:
@@ -154,21 +162,16 @@ def _made_current(device: torch.device) -> contextlib.AbstractContextManager[obj
     return torch.cuda.device(device)
 
 
-def _spec_of(call: ElementwiseCall, layout: Layout) -> ElementwiseSpec:
-    major, minor = torch.cuda.get_device_capability(call.problem.device)
-    return ElementwiseSpec.of(call.tree, str(call.problem.element), layout, f"{major}{minor}")
-
-
 def _new_outputs(call: ElementwiseCall, device: torch.device) -> list[Tensor]:
     """Tensors that lie as x does, as those of PyTorch's own elementwise operators."""
     return [torch.empty_like(call.x, dtype=torch_dtype(str(store.dtype)), device=device) for store in call.tree.outputs]
 
 
-def _compute(call: ElementwiseCall, layout: Layout) -> dict[str, Tensor]:
+def _compute(call: ElementwiseCall, walk: Walk) -> dict[str, Tensor]:
     outputs = list(call.out.values()) or _new_outputs(call, call.problem.device)
     operands = [operand.value if operand.tensor is None else operand.tensor for operand in call.operands]
     with _made_current(call.problem.device):
-        launch(_spec_of(call, layout), layout, call.x, operands, outputs)
+        launch(walk.spec, walk.layout, call.x, operands, outputs)
     return dict(zip(call.epilogue.outputs, outputs, strict=True))
 
 

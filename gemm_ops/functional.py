@@ -200,10 +200,15 @@ def _bind(
     operands: Mapping[str, Tensor | float],
     padded_output: bool,
 ) -> Call:
+    present = without_absent_bias(epilogue, operands)
+    return bind_call(*_autocast(a, b), epilogue, present, out, padded_output=padded_output)
+
+
+def without_absent_bias(epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+    """The operands without ``bias=None``, which is F.linear's way to say that there is no bias."""
     if operands.get("bias", 0) is None and "bias" not in epilogue.operands:
-        # F.linear's way to say that there is no bias
-        operands = {name: value for name, value in operands.items() if name != "bias"}
-    return bind_call(*_autocast(a, b), epilogue, operands, out, padded_output=padded_output)
+        return {name: value for name, value in operands.items() if name != "bias"}
+    return operands
 
 
 def _autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

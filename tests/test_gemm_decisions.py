@@ -18,6 +18,7 @@ from epilogues.tree import Accumulator, Apply, EpilogueTree, Kind, Operand, Stor
 from gemm_ops import dispatch
 from gemm_ops.addressing import Addressing, address
 from gemm_ops.addressing.views import given_view, has_memory, new_view
+from gemm_ops.kernels.access import UNALIGNED, Access
 from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
 from gemm_ops.kernels.families import arch_of, choose_config, families_for, sm90_stages
 from gemm_ops.outputs import empty_padded
@@ -239,6 +240,20 @@ def test_matrices_of_the_epilogue_take_their_share_of_shared_memory() -> None:
     areas = [area_of(name) for name in names]
     assert areas == sorted(areas, reverse=True) and areas[-1] == 0 and len(set(areas)) >= 3
     assert choose_config("sm80", problem, tree_of(MAX_OPERANDS), 132) == SM80_CONFIGS[0]
+
+
+def test_misaligned_matrices_are_staged() -> None:
+    """Rows of 112 bytes where elements have two, 176 where they have four: 16 of them for each warp."""
+    small = next(config for config in SM90_CONFIGS if config.tile == (64, 32, 128))
+    value = Apply("relu", (Accumulator(),))
+    stores = tuple(Store("D" if i == 0 else f"o{i}", value, "f32" if i else "bf16") for i in range(8))
+    access = Access(outputs=(UNALIGNED,) * 8)
+    # (232448 - 1024 - 4 * 16 * (112 + 7 * 176)) / ((64 + 32) * 128 * 2)
+    assert sm90_stages(small, EpilogueTree(stores), access) == 5
+    assert sm90_stages(small, EpilogueTree(stores[:2]), Access(outputs=(UNALIGNED,) * 2)) == 8
+    large = SM90_CONFIGS[0]
+    # (232448 - 1024 - 8 * 16 * (112 + 4 * 176)) / ((128 + 256) * 64 * 2)
+    assert sm90_stages(large, EpilogueTree(stores[:5]), Access(outputs=(UNALIGNED,) * 5)) == 2
 
 
 def area_of(name: str | None) -> int:

@@ -39,6 +39,19 @@ def check(x: torch.Tensor, operands: dict[str, torch.Tensor], results: Any) -> N
         torch.testing.assert_close(results[name].double(), truth[name], **limits)
 
 
+def check_guarded(x: torch.Tensor, operands: dict[str, torch.Tensor], way: str, way_z: str) -> None:
+    """The same into poisoned outputs that lie in these ways, and what is around them."""
+    shape = tuple(x.shape)
+    guarded = {
+        "D": GuardedBuffer(shape, way, BF16, "cuda"),
+        "z": GuardedBuffer(shape, way_z, torch.float32, "cuda"),
+    }
+    out = {name: one.view for name, one in guarded.items()}
+    check(x, operands, gemm_ops.apply(x, everything, out=out, **operands))
+    for one in guarded.values():
+        one.check()
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 def test_operations(dtype: str) -> None:
     """Every row of the table, against what it is in fp64, beside what it is in fp32."""
@@ -67,14 +80,7 @@ def test_layouts(way: str) -> None:
         x, operands = lay_out(shape, way, device="cuda"), operands_of(shape, way)
         check(x, operands, gemm_ops.apply(x, everything, **operands))
         if way in OUTPUT_WAYS:
-            guarded = {
-                "D": GuardedBuffer(shape, way, BF16, "cuda"),
-                "z": GuardedBuffer(shape, way, torch.float32, "cuda"),
-            }
-            out = {name: one.view for name, one in guarded.items()}
-            check(x, operands, gemm_ops.apply(x, everything, out=out, **operands))
-            for one in guarded.values():
-                one.check()
+            check_guarded(x, operands, way, way)
 
 
 def test_tails_at_every_misalignment() -> None:
@@ -83,15 +89,7 @@ def test_tails_at_every_misalignment() -> None:
     for columns in range(1, 40):
         for begin in range(8):
             x = memory[begin : begin + 3 * (columns + 5)].view(3, columns + 5)[:, :columns]
-            operands = operands_of((3, columns))
-            guarded = {
-                "D": GuardedBuffer((3, columns), "contiguous", BF16, "cuda"),
-                "z": GuardedBuffer((3, columns), "off", torch.float32, "cuda"),
-            }
-            out = {name: one.view for name, one in guarded.items()}
-            check(x, operands, gemm_ops.apply(x, everything, out=out, **operands))
-            for one in guarded.values():
-                one.check()
+            check_guarded(x, operands_of((3, columns)), "contiguous", "off")
 
 
 def test_in_place_and_in_a_graph() -> None:

@@ -39,6 +39,32 @@ class Dims:
         return len(self.loops) + (self.batch.extent > 1) + (self.m.extent > 1)
 
 
+def dims_of(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> list[Dim]:
+    """The dimensions that say something: not those of extent 1, whose strides mean nothing.
+
+    Args:
+        strides: of each tensor.
+    """
+    return [Dim(extent, tuple(each[i] for each in strides)) for i, extent in enumerate(extents) if extent > 1]
+
+
+def merge(dims: Sequence[Dim], *, most: int | None = None) -> list[Dim]:
+    """The dimensions with neighbours merged where every tensor goes through both in even steps.
+
+    Args:
+        most: the largest extent that may come of it; None: any.
+    """
+    merged: list[Dim] = []
+    for dim in dims:
+        outer = merged[-1] if merged else None
+        even = outer is not None and all(o == dim.extent * i for o, i in zip(outer.strides, dim.strides, strict=True))
+        if outer is not None and even and (most is None or outer.extent * dim.extent <= most):
+            merged[-1] = Dim(outer.extent * dim.extent, dim.strides)
+        else:
+            merged.append(dim)
+    return merged
+
+
 def collapse(extents: Sequence[int], leads: Sequence[tuple[int, ...]], shared: Sequence[tuple[int, ...]]) -> Dims:
     """Merges what can be merged; see the module's first page.
 
@@ -48,17 +74,7 @@ def collapse(extents: Sequence[int], leads: Sequence[tuple[int, ...]], shared: S
         shared: strides of the tensors that have none.
     """
     tensors = [*leads, *shared]
-    dims: list[Dim] = []
-    for place, extent in enumerate(extents):
-        if extent == 1:  # its stride means nothing
-            continue
-        strides = tuple(lead[place] for lead in tensors)
-        outer = dims[-1] if dims else None
-        even = outer is not None and all(o == extent * i for o, i in zip(outer.strides, strides, strict=True))
-        if outer is not None and even and outer.extent * extent <= INT_MAX:
-            dims[-1] = Dim(outer.extent * extent, strides)
-        else:
-            dims.append(Dim(extent, strides))
+    dims = merge(dims_of(extents, tensors), most=INT_MAX)
     nothing = Dim(1, (0,) * len(tensors))
     m = nothing
     # a batch dimension does for an M of 1 where A goes on along it, and all share B

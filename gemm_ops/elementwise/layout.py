@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..addressing.collapse import Dim, dims_of, merge
 from ..addressing.views import address_of
 from ..runtime.abi import MAX_OUTPUTS
 from .arguments import MAX_INPUTS, MAX_OUTER
@@ -107,14 +108,6 @@ class Layout:
     outputs: tuple[Placement, ...]
 
 
-@dataclass(frozen=True)
-class _Dim:
-    """An extent, and the stride of every tensor along it; the main output's comes first."""
-
-    extent: int
-    strides: tuple[int, ...]
-
-
 def plan_layout(
     shape: Sequence[int], inputs: Sequence[TensorView | None], outputs: Sequence[TensorView]
 ) -> Layout | str:
@@ -133,20 +126,18 @@ def plan_layout(
     for view in tensors:
         if view.offset % view.size:
             return f"a tensor starts {view.offset % view.size} bytes into an element of {view.size}"
-    dims = [
-        _Dim(extent, tuple(view.strides[place] for view in tensors)) for place, extent in enumerate(shape) if extent > 1
-    ]
+    dims = dims_of(shape, [view.strides for view in tensors])  # the main output's stride comes first
     if any(stride == 0 for dim in dims for stride in dim.strides[: len(outputs)]):
         return "an output is repeated along a dimension: several elements would be written to one place"
     # sorted() is stable: where the main output does not tell two dimensions apart, they keep their order
-    dims = _merge(sorted(dims, key=lambda dim: -dim.strides[0]))
+    dims = merge(sorted(dims, key=lambda dim: -dim.strides[0]))
     if len(dims) > MAX_OUTER + 1:
         return (
             f"{len(dims)} dimensions are left after merging those that all tensors go through in even steps; "
             f"kernels walk through {MAX_OUTER + 1}"
         )
     # of a single element the outputs are written as rows of one, and inputs read as what all elements share
-    *outer, inner = dims or [_Dim(1, tuple(int(i < len(outputs)) for i in range(len(tensors))))]
+    *outer, inner = dims or [Dim(1, tuple(int(i < len(outputs)) for i in range(len(tensors))))]
     accesses = [_access(outer, inner, place, tensors) for place in range(len(tensors))]
     sizes = [tensors[place].size for place, access in enumerate(accesses) if access in (PIECES, SHIFTED)]
     width = ACCESS_BYTES // min(sizes, default=4)
@@ -165,19 +156,7 @@ def plan_layout(
     )
 
 
-def _merge(dims: Sequence[_Dim]) -> list[_Dim]:
-    """The dimensions with neighbours merged where every tensor goes through both in even steps."""
-    merged: list[_Dim] = []
-    for dim in dims:
-        outer = merged[-1] if merged else None
-        if outer and all(o == dim.extent * i for o, i in zip(outer.strides, dim.strides, strict=True)):
-            merged[-1] = _Dim(outer.extent * dim.extent, dim.strides)
-        else:
-            merged.append(dim)
-    return merged
-
-
-def _access(outer: Sequence[_Dim], inner: _Dim, place: int, tensors: Sequence[TensorView]) -> str:
+def _access(outer: Sequence[Dim], inner: Dim, place: int, tensors: Sequence[TensorView]) -> str:
     if not any(dim.strides[place] for dim in (*outer, inner)):
         return SCALAR
     stride = inner.strides[place]
@@ -187,7 +166,7 @@ def _access(outer: Sequence[_Dim], inner: _Dim, place: int, tensors: Sequence[Te
     return PIECES if _goes_along(outer, place, tensors[place], main) else SHIFTED
 
 
-def _goes_along(outer: Sequence[_Dim], place: int, view: TensorView, main: TensorView | None) -> bool:
+def _goes_along(outer: Sequence[Dim], place: int, view: TensorView, main: TensorView | None) -> bool:
     """Whether a tensor's address is a multiple of 16 bytes in every row where the main output's pieces begin.
 
     Args:
@@ -199,7 +178,7 @@ def _goes_along(outer: Sequence[_Dim], place: int, view: TensorView, main: Tenso
     return not any(distance % ACCESS_BYTES for distance in distances)
 
 
-def _phases(outer: Sequence[_Dim], main: TensorView, width: int) -> tuple[int, int]:
+def _phases(outer: Sequence[Dim], main: TensorView, width: int) -> tuple[int, int]:
     """By how many elements the main output's first row begins after a multiple of the width; and a step.
 
     The numbers of any two rows differ by a multiple of the step, which divides the width.
@@ -212,7 +191,7 @@ def _is_turned(placement: Placement) -> bool:
     return 0 < placement.strides[-1] < placement.column_stride
 
 
-def _place(access: str, view: TensorView, outer: Sequence[_Dim], inner: _Dim, place: int) -> Placement:
+def _place(access: str, view: TensorView, outer: Sequence[Dim], inner: Dim, place: int) -> Placement:
     reach = sum((dim.extent - 1) * dim.strides[place] for dim in (*outer, inner)) + 1
     return Placement(
         access,

@@ -23,7 +23,7 @@ from ..errors import BuildError
 T = TypeVar("T")
 
 _loaded: dict[str, Any] = {}
-_loading = threading.Lock()
+_loading: dict[str, threading.Lock] = {}  # a lock for each kernel: no kernel waits for another's build
 
 
 def is_loaded(spec: Buildable) -> bool:
@@ -42,7 +42,7 @@ def load_once(spec: Buildable, load: Callable[[Path], T]) -> T:
     """
     found: T | None = _loaded.get(spec.key)
     if found is None:
-        with _loading:
+        with _loading.setdefault(spec.key, threading.Lock()):
             found = _loaded.get(spec.key)
             if found is None:
                 found = _loaded[spec.key] = _load(spec, load)

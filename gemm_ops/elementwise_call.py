@@ -34,7 +34,7 @@ from .build.toolchain import find_toolchain
 from .dispatch import forced_backend, resolve_tree
 from .elementwise.layout import Layout, plan_layout, view_of
 from .elementwise.spec import ElementwiseSpec
-from .errors import ProblemError, ToolchainError
+from .errors import ProblemError, ToolchainError, UnsupportedProblemError
 from .fallback import without_autocast
 from .functional import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .operands import BoundOperand, bind_operands
@@ -86,6 +86,8 @@ def apply(
         ProblemError: x or out is no tensor that can be computed with.
         EpilogueError: the operands are not the epilogue's.
         BuildError: the kernel does not compile.
+        UnsupportedProblemError: within ``use_backend("sm90")`` or ``"sm80"``, which here mean one kernel, whichever
+            the device: none takes the call.
     """
     call = bind(x, as_epilogue(epilogue, operands.get("bias") is not None), operands, out)
     walk = find_walk(call)
@@ -176,8 +178,11 @@ def _compute(call: ElementwiseCall, walk: Walk) -> dict[str, Tensor]:
 
 
 def _compute_unfused(call: ElementwiseCall, reason: str) -> dict[str, Tensor]:
-    problem = call.problem
-    if problem.device.type == "cuda" and forced_backend() != "reference" and call.x.numel():
+    problem, forced = call.problem, forced_backend()
+    if forced not in ("auto", "reference"):
+        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")
+    # with gradients nothing is lost where there is no kernel to lose
+    if forced == "auto" and call.x.numel() and (_runs_kernels(problem.device) or not call.differentiable):
         announce(f"computed by PyTorch operation by operation, not in one kernel: {reason}")
     compute = torch.float64 if problem.dtype == torch.float64 else torch.float32
     with without_autocast(problem.device.type):

@@ -61,7 +61,8 @@ def bind_outputs(
         _check(name, buffer, _dtype(original, store, problem), problem)
         others = [*(each for each in inputs if not (in_place and _is_same(buffer, each))), *buffers.values()]
         if any(overlap(buffer, other) for other in others):
-            raise ProblemError(f"out[{name!r}] shares memory with an input or with another output")
+            allowed = "; it may be exactly an input, but not overlap with one otherwise" if in_place else ""
+            raise ProblemError(f"out[{name!r}] shares memory with an input or with another output{allowed}")
         buffers[name] = buffer
     return buffers
 

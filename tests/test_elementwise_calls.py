@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 import epilogues as ep
 import gemm_ops
 from epilogues import Aux, BroadcastError, Column, EpilogueError, Row
-from gemm_ops import ProblemError, elementwise_call
+from gemm_ops import FallbackWarning, ProblemError, UnsupportedProblemError, elementwise_call
 from gemm_ops.elementwise.layout import Layout
 from gemm_ops.elementwise.spec import ElementwiseSpec
 from gemm_ops.runtime.elementwise import fill_block
@@ -100,7 +101,7 @@ def test_in_place(host: HostDevice) -> None:
     torch.testing.assert_close(gate, torch.nn.functional.silu(x + bias) * kept, rtol=2e-2, atol=2e-2)
     assert len(host.launched) == 2
     overlapping = torch.randn(200).bfloat16()
-    with pytest.raises(ProblemError, match="shares memory with an input"):
+    with pytest.raises(ProblemError, match=r"shares memory with an input .*; it may be exactly an input"):
         gemm_ops.apply(overlapping[:165].view(5, 33), "relu", out=overlapping[8:173].view(5, 33))
 
 
@@ -159,3 +160,28 @@ def test_bad_arguments() -> None:
         gemm_ops.apply(x, "relu", out=torch.empty(6, 4))
     with pytest.raises(TypeError, match="epilogue should be"):
         gemm_ops.apply(x, 3)  # type: ignore[arg-type]
+
+
+def test_falling_back_is_said_or_refused(host: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 6)
+    with pytest.warns(FallbackWarning, match="not in one kernel: the kernels take .*, not float64"):
+        gemm_ops.apply(x.double(), "relu")
+    for backend in ("sm90", "sm80"):
+        with gemm_ops.use_backend(backend):
+            gemm_ops.apply(x, "relu")  # a kernel, as asked for
+            with pytest.raises(
+                UnsupportedProblemError, match=f"the backend '{backend}' cannot compute this: .*float64"
+            ):
+                gemm_ops.apply(x.double(), "relu")
+    assert len(host.launched) == 2
+    monkeypatch.setattr(elementwise_call, "_runs_kernels", lambda device: False)
+    with pytest.warns(FallbackWarning, match="the tensors are on the device 'cpu'"):
+        ep.builders.activation("relu").elementwise(x)
+    with gemm_ops.use_backend("sm90"), pytest.raises(UnsupportedProblemError, match="on the device 'cpu'"):
+        gemm_ops.apply(x, "relu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with gemm_ops.use_backend("reference"):
+            gemm_ops.apply(x, "gelu")
+        gemm_ops.apply(torch.randn(0, 6), "gelu")
+        gemm_ops.apply(x.requires_grad_(True), "gelu")

@@ -56,14 +56,15 @@ inline void check(char const* address, unsigned bytes, bool writes) {
 
 _DRIVER = """
 template <bool kWide>
-void run_threads(ElementwiseArguments const& args, int64_t threads, bool backwards) {
+void run_threads(ElementwiseArguments const& args, bool backwards) {
   Walk<Kernel, kWide> const walk(args);
+  int64_t const threads = (walk.pieces + 127) / 128 * 128;  // whole blocks
   for (int64_t thread = 0; thread < threads; ++thread) {
-    process(walk, backwards ? threads - 1 - thread : thread, threads);
+    process<Kernel, kWide>(walk, backwards ? threads - 1 - thread : thread);
   }
 }
 
-extern "C" void run(ElementwiseArguments const* args, int wide, int64_t threads, int backwards, int64_t* counts) {
+extern "C" void run(ElementwiseArguments const* args, int wide, int backwards, int64_t* counts) {
   violations = whole_reads = whole_writes = readable_count = writable_count = 0;
   auto const range = [](ElementwiseTensor const& tensor) {
     uintptr_t const begin = reinterpret_cast<uintptr_t>(tensor.data);
@@ -74,9 +75,9 @@ extern "C" void run(ElementwiseArguments const* args, int wide, int64_t threads,
   }
   for (int i = 0; i < Kernel::kOutputs; ++i) writable[writable_count++] = range(args->outputs[i]);
   if (wide) {
-    run_threads<true>(*args, threads, backwards);
+    run_threads<true>(*args, backwards);
   } else {
-    run_threads<false>(*args, threads, backwards);
+    run_threads<false>(*args, backwards);
   }
   counts[0] = violations;
   counts[1] = whole_reads;
@@ -123,12 +124,10 @@ class HostKernel:
         self.spec = spec
         self._library = ctypes.CDLL(str(library))
 
-    def run(
-        self, block: ElementwiseArguments, *, wide: bool = False, threads: int = 5, backwards: bool = False
-    ) -> tuple[int, int]:
+    def run(self, block: ElementwiseArguments, *, wide: bool = False, backwards: bool = False) -> tuple[int, int]:
         """Runs the kernel and gives the number of reads and writes of whole 16 bytes."""
         counts = (ctypes.c_int64 * 3)()
-        self._library.run(ctypes.byref(block), int(wide), ctypes.c_int64(threads), int(backwards), counts)
+        self._library.run(ctypes.byref(block), int(wide), int(backwards), counts)
         assert counts[0] == 0, f"{counts[0]} accesses outside of the tensors or not aligned"
         return counts[1], counts[2]
 
@@ -188,13 +187,12 @@ def run_on_host(
     outputs: Sequence[Tensor],
     *,
     wide: bool = False,
-    threads: int = 5,
     backwards: bool = False,
 ) -> Layout:
     """Runs a resolved tree and gives the layout it took."""
     spec, layout = plan(tree, x, operands, outputs)
-    block = fill_block(layout, x, operands, outputs, most_blocks=1)
-    host_kernel(spec).run(block, wide=wide, threads=threads, backwards=backwards)
+    block = fill_block(layout, x, operands, outputs)
+    host_kernel(spec).run(block, wide=wide, backwards=backwards)
     return layout
 
 

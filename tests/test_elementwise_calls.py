@@ -45,7 +45,7 @@ class HostDevice:
         self, spec: ElementwiseSpec, layout: Layout, x: Tensor, given: Sequence[Tensor | float], outputs: list[Tensor]
     ) -> None:
         self.launched.append(spec)
-        host_kernel(spec).run(fill_block(layout, x, given, outputs, most_blocks=1))
+        host_kernel(spec).run(fill_block(layout, x, given, outputs))
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def run(
     x: Guarded | Tensor,
     operands: Sequence[Guarded | Tensor | float],
     outputs: Sequence[Guarded],
-    **keywords: bool | int,
+    **keywords: bool,
 ) -> Layout:
     """Runs a kernel on poisoned outputs and compares every element with fp64."""
     tensor = x.view if isinstance(x, Guarded) else x
@@ -124,10 +124,33 @@ def test_rows_of_every_length_at_every_misalignment(columns: int) -> None:
             place(pitches[1], BF16, phase).poisoned(),
             place(pitches[2], F32, rng.randrange(4)).poisoned(),
         ]
-        keywords = {"threads": rng.choice((1, 3, 7)), "backwards": rng.random() < 0.5, "wide": rng.random() < 0.3}
+        keywords = {"backwards": rng.random() < 0.5, "wide": rng.random() < 0.3}
         layout = run(tree, x, [bias], outputs, **keywords)
         seen.add(layout.columns)
     assert columns in seen or columns == 1
+
+
+@pytest.mark.parametrize("columns", [*range(1, 16), 17, 31, 33, 63])
+def test_short_rows_that_make_a_long_one(columns: int) -> None:
+    """What begins anew in each row is read element by element, whichever element a piece begins with."""
+    tree = resolved(every_kind, "bf16", {"offset": "f32", "alpha": "f16", "residual": "f16"})
+    rng, rows = random.Random(columns), 7
+    for phase in range(8):
+        x = Guarded((rows, columns), BF16, offset=2 * rng.randrange(8)).random()
+        operands: list[Guarded | Tensor | float] = [
+            Guarded((columns,), BF16, (rng.randrange(1, 3),), 2 * phase).random(),
+            Guarded((rows, 1), F32, (rng.randrange(1, 4), 1), 4).random(),
+            0.3,
+            Guarded((rows, columns), F16, (columns + rng.randrange(3), 1), 2).random(),
+        ]
+        outputs = [
+            Guarded((rows, columns), BF16, offset=2 * phase).poisoned(),
+            Guarded((rows, columns), F32, offset=4 * rng.randrange(4)).poisoned(),
+        ]
+        keywords = {"backwards": rng.random() < 0.5, "wide": rng.random() < 0.3}
+        layout = run(tree, x, operands, outputs, **keywords)
+        if columns > 1 and columns % 8:
+            assert layout.wrap == columns and ways_of(layout)[:3] == ["pieces", "wrapped", "wrapped"]
 
 
 @pytest.mark.parametrize("columns", [3, 8, 16, 37, 96])
@@ -150,7 +173,7 @@ def test_rows_that_are_aligned_need_no_shifting(columns: int) -> None:
 def whole_accesses(x: Tensor, out: Tensor) -> tuple[int, int]:
     tree = EpilogueTree((Store("D", Accumulator(), "bf16"),))
     spec, layout = plan(tree, x, [], [out])
-    return host_kernel(spec).run(fill_block(layout, x, [], [out], 1))
+    return host_kernel(spec).run(fill_block(layout, x, [], [out]))
 
 
 def test_whole_16_bytes_are_read_and_written() -> None:
@@ -201,7 +224,7 @@ def test_every_access(residual: str, alpha: float | str) -> None:
         Guarded((m, n), F16, strides, 2).random(),
     ]
     x = Guarded((m, n), BF16, (n, 1), 14).random()
-    for keywords in ({}, {"wide": True}, {"threads": 1, "backwards": True}, {"threads": 1000}):
+    for keywords in ({}, {"wide": True}, {"backwards": True}):
         outputs = [Guarded((m, n), BF16, offset=6).poisoned(), Guarded((m, n), F32, (n + 2, 1), 8).poisoned()]
         layout = run(tree, x, operands, outputs, **keywords)
     last = "pieces" if residual == "rows" else "strided"
@@ -250,7 +273,7 @@ def test_in_place(backwards: bool) -> None:
             outputs = [shared, main] if place == 0 else [main, shared]
             truth = expected(tree, shared.view.clone(), [bias.view], (5, columns))
             views = [*(output.view for output in outputs), other.view]
-            run_on_host(tree, shared.view, [bias.view], views, threads=3, backwards=backwards)
+            run_on_host(tree, shared.view, [bias.view], views, backwards=backwards)
             check_outputs(views, truth)
             for guarded in (shared, main, other):
                 guarded.check()
@@ -280,7 +303,7 @@ def test_tensors_that_run_across_the_rows(shape: tuple[int, ...]) -> None:
     rows, columns = shape[-2:]
     lead = ((rows + 1) * columns + 7,) if len(shape) == 3 else ()
     turned, straight = (*lead, 1, rows + 1), (*(2 * step for step in lead), columns + 3, 1)
-    for phase, keywords in itertools.product((0, 3), ({}, {"wide": True}, {"threads": 64, "backwards": True})):
+    for phase, keywords in itertools.product((0, 3), ({}, {"wide": True}, {"backwards": True})):
         x = Guarded(shape, BF16, turned, 2 * phase).random()
         gate = Guarded(shape, F32, straight, 4).random()
         outputs = [
@@ -298,7 +321,7 @@ def test_threads_side_by_side_take_a_tile() -> None:
     x, out = torch.empty(70, 35).bfloat16().t(), torch.empty(35, 70).bfloat16()
     spec, layout = plan(tree, x, [], [out])
     assert layout.tiled and layout.pieces_per_row in (9, 10)
-    kernel, block = host_kernel(spec), fill_block(layout, x, [], [out], 1)
+    kernel, block = host_kernel(spec), fill_block(layout, x, [], [out])
     reached: list[tuple[int, int]] = []
     for wide in (False, True):
         for tile, lane in itertools.product(range(3 * 5), range(32)):
@@ -366,7 +389,7 @@ def test_pieces_of_tensors_larger_than_any_memory() -> None:
     views = [Guarded((4, 1, 19), BF16).view, Guarded((3, 1, 5, 1), BF16).view, Guarded((4, 5, 19), BF16).view]
     spec, layout = plan(tree, views[0], views[1:], [example.view])
     kernel = host_kernel(spec)
-    block = fill_block(layout, views[0], views[1:], [example.view], 1)
+    block = fill_block(layout, views[0], views[1:], [example.view])
     rng = random.Random(0)
     large = [((7, 1, 306_783_378), 1), ((46_341, 3, 15_446), 1), ((3, 1_000_003, 11), 65), ((1, 1, 5), 2**28)]
     for extents, per_row in large:

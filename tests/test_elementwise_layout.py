@@ -67,6 +67,29 @@ def test_rows_go_together_where_a_tensor_runs_across_them() -> None:
     assert not planned((48, 3, 32), [TensorView((1, 2000, 48), 2)], [dense(48, 3, 32)]).tiled, "along another one"
 
 
+def test_short_rows_without_gaps_are_one_long_row_although_a_bias_begins_anew_in_each() -> None:
+    bias, offset, alpha = TensorView((0, 1), 2), TensorView((3, 0), 4), TensorView((0, 0), 4)
+    layout = planned((6, 10), [dense(6, 10), bias, offset, alpha, None], [dense(6, 10)])
+    assert (layout.outer, layout.columns, layout.wrap, layout.pieces_per_row) == ((), 60, 10, 8)
+    assert accesses(layout) == ["pieces", "wrapped", "wrapped", "scalar", "scalar", "pieces"]
+    assert layout.inputs[1] == Placement("wrapped", (0,), 2, 20)
+    assert layout.inputs[2] == Placement("wrapped", (12,), 0, 64)
+    gaps = planned((6, 10), [TensorView((11, 1), 2), bias], [dense(6, 10)])
+    assert (gaps.outer, gaps.columns, accesses(gaps)) == ((), 60, ["wrapped", "wrapped", "pieces"])
+
+    def is_wrapped(shape: tuple[int, ...], *inputs: TensorView, main: TensorView | None = None) -> bool:
+        return planned(shape, list(inputs), [main or dense(*shape)]).wrap > 0
+
+    assert not is_wrapped((6, 16), dense(6, 16), bias), "rows that are aligned"
+    assert is_wrapped((6, 12), dense(6, 12), bias)
+    assert not is_wrapped((6, 12), dense(6, 12), bias, main=dense(6, 12, size=4)), "aligned as well"
+    assert not is_wrapped((6, 4097), dense(6, 4097), bias), "long rows"
+    assert not is_wrapped((6, 10), dense(6, 10), bias, main=TensorView((11, 1), 2)), "the output has gaps"
+    assert not is_wrapped((20, 10), dense(20, 10), TensorView((1, 20), 2)), "runs across the rows"
+    assert not is_wrapped((2, 3, 10), dense(2, 3, 10), TensorView((10, 0, 1), 2)), "more dimensions than two"
+    assert not is_wrapped((6, 10), dense(6, 10)), "nothing begins anew"
+
+
 def test_dimensions_of_extent_one_have_no_say() -> None:
     odd = TensorView((99, 8, 13, 1, 7), 2)
     layout = planned((1, 16, 1, 8, 1), [odd], [dense(1, 16, 1, 8, 1)])
@@ -175,11 +198,14 @@ def walked(layout: Layout) -> Iterator[tuple[int, ...]]:
     tensors = [*layout.inputs, *layout.outputs]
     for place in itertools.product(*(range(extent) for extent in layout.outer)):
         for column in range(layout.columns):
-            yield tuple(
-                sum(i * stride for i, stride in zip(place, tensor.strides, strict=False))
-                + column * tensor.column_stride
-                for tensor in tensors
-            )
+            yield tuple(offset_of(tensor, place, column, layout.wrap) for tensor in tensors)
+
+
+def offset_of(tensor: Placement, place: tuple[int, ...], column: int, wrap: int) -> int:
+    """Of an element, in bytes."""
+    if tensor.access == "wrapped":
+        place, column = (column // wrap,), column % wrap
+    return sum(i * step for i, step in zip(place, tensor.strides, strict=False)) + column * tensor.column_stride
 
 
 def goes_along(layout: Layout, placement: Placement, tensor: TensorView, main: TensorView) -> bool:
@@ -234,8 +260,10 @@ def test_random_problems_reach_every_element_once() -> None:
             elif placement.access in ("pieces", "shifted"):
                 assert placement.column_stride == tensor.size
                 assert (placement.access == "pieces") == goes_along(layout, placement, tensor, outputs[0])
+            elif placement.access == "wrapped":
+                assert index < len(inputs) and layout.wrap > 0 and not layout.outer
             else:
                 assert placement.column_stride == 0 if placement.access == "repeated" else placement.column_stride > 0
         ranks.add(len(layout.outer))
         ways |= set(accesses(layout))
-    assert ranks >= {0, 1, 2, 3, 4, 5} and ways == {"pieces", "shifted", "repeated", "strided", "scalar"}
+    assert ranks >= {0, 1, 2, 3, 4, 5} and ways == {"pieces", "shifted", "repeated", "strided", "wrapped", "scalar"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -28,11 +29,11 @@ from gemm_ops.build.buildable import Buildable
 from gemm_ops.build.compiler import build_kernel
 from gemm_ops.build.toolchain import find_toolchain
 from gemm_ops.elementwise.arguments import ElementwiseArguments, ElementwiseTensor, declarations
-from gemm_ops.elementwise.body import Input, compute_function, pieces_in_flight
+from gemm_ops.elementwise.body import Input, compute_function, occupancy_of
 from gemm_ops.elementwise.layout import Layout, plan_layout, view_of
 from gemm_ops.elementwise.spec import ElementwiseSpec
 from gemm_ops.errors import BuildError, LaunchError
-from gemm_ops.kernels import spec as spec_module
+from gemm_ops.kernels import sources
 from gemm_ops.runtime import elementwise as runtime
 from gemm_ops.runtime import loading
 
@@ -80,13 +81,13 @@ def test_a_functor_of_another_name_is_another_kernel(monkeypatch: pytest.MonkeyP
 
 def test_the_generator_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "gemm_ops"
-    shutil.copytree(spec_module._PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(sources._PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     before = BASE.key
     with monkeypatch.context() as patch:
-        patch.setattr(spec_module, "_PACKAGE", package)
+        patch.setattr(sources, "_PACKAGE", package)
 
         def key_now() -> str:
-            spec_module._digest.cache_clear()
+            sources._digest.cache_clear()
             return dataclasses.replace(BASE).key
 
         assert key_now() == before
@@ -96,7 +97,7 @@ def test_the_generator_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             (package / file).write_text(text + "\n")
             assert key_now() != before, file
             (package / file).write_text(text)
-    spec_module._digest.cache_clear()
+    sources._digest.cache_clear()
 
 
 def test_a_layout_gives_its_kernel() -> None:
@@ -128,15 +129,23 @@ def test_every_node_is_computed_once() -> None:
     assert "namespace fn = ep::exact;" in exact
 
 
-def test_the_more_is_read_the_less_is_in_flight() -> None:
-    pieces, single = Input(0, "Bf16", "pieces"), Input(0, "F32", "pieces")
-    shifted = Input(0, "Bf16", "shifted")
-    counts = [pieces_in_flight([shifted] * count, 1, 8) for count in range(9)]
-    assert counts == sorted(counts, reverse=True) and counts[1] > 1 and counts[8] == 1
-    assert pieces_in_flight([pieces] * 3, 1, 8) > pieces_in_flight([shifted] * 3, 1, 8)
-    assert pieces_in_flight([single] * 3, 1, 8) < pieces_in_flight([pieces] * 3, 1, 8)
-    scalar = Input(0, "F32", "scalar")
-    assert pieces_in_flight([shifted] * 3 + [scalar] * 9, 1, 8) == counts[3]
+def test_the_more_is_read_the_fewer_blocks_share_a_multiprocessor() -> None:
+    tree = residual_tree()
+    pieces, single, shifted = Input(0, "Bf16", "pieces"), Input(0, "F32", "pieces"), Input(0, "Bf16", "shifted")
+    found = [occupancy_of(tree, [pieces] * count, 8) for count in range(17)]
+    blocks, needed = zip(*found, strict=True)
+    assert list(blocks) == sorted(blocks, reverse=True) and blocks[1] == 12 and blocks[16] == 4
+    assert {after - before for before, after in itertools.pairwise(needed)} == {4}, "four registers a piece"
+    assert not any(occupancy.warns for occupancy in found) and occupancy_of(tree, [single] * 30, 8).warns
+    for other, registers in (
+        (single, 8),
+        (shifted, 8),
+        (Input(0, "F32", "scalar"), 1),
+        (Input(0, "F16", "strided"), 8),
+    ):
+        assert occupancy_of(tree, [pieces, other], 8).needed == needed[1] + registers
+    more = EpilogueTree((*tree.outputs, Store("again", tree.outputs[0].value, "f32")))
+    assert occupancy_of(more, [pieces], 8).needed == needed[1] + 8
 
 
 def test_the_block_is_declared_once() -> None:
@@ -203,7 +212,7 @@ def test_inputs_are_read_by_ordinary_global_loads(tmp_path: Path) -> None:
         pytest.skip("no nvcc")
     (tmp_path / "kernel.cu").write_text(SPECS["gate"].source())
     toolchain = find_toolchain()
-    include = [Path(spec_module.__file__).parent.parent / "cuda", *toolchain.include]
+    include = [Path(sources.__file__).parent.parent / "cuda", *toolchain.include]
     command = [str(toolchain.nvcc), "-std=c++17", "-O3", "-arch=sm_90", "-ptx", *(f"-I{path}" for path in include)]
     subprocess.run([*command, "-o", tmp_path / "kernel.ptx", tmp_path / "kernel.cu"], check=True, timeout=300)
     found = re.findall(r"^\s*(?:@!?%p\d+ )?((?:ld|st)\.\S+)", (tmp_path / "kernel.ptx").read_text(), re.M)
@@ -234,7 +243,6 @@ class Library:
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
-    monkeypatch.setattr(runtime, "_most_blocks", lambda device: 132 * 8)
     return 77
 
 
@@ -255,7 +263,7 @@ def test_a_launch_hands_over_pointers_strides_and_numbers(stream: int, monkeypat
         layout, x, operands, outputs = call()
         runtime.launch(BASE, layout, x, operands, outputs)
         block, used = library.calls[-1]
-        assert used == stream and block.most_blocks == 132 * 8
+        assert used == stream
         assert (block.columns, list(block.outer)) == (40, [6, 0, 0, 0, 0])
         assert block.pieces_per_row == layout.pieces_per_row
         matrix, number, turned = block.inputs[:3]

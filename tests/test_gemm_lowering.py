@@ -27,7 +27,7 @@ from epilogues import Column, Row
 from epilogues.operations import OPERATIONS
 from epilogues.tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Operand, Store
 from gemm_ops.build.cache import find_library
-from gemm_ops.kernels import spec as spec_module
+from gemm_ops.kernels import sources
 from gemm_ops.kernels.access import ALIGNED, STRIDED, WHOLE, Access
 from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
 from gemm_ops.kernels.spec import KernelSpec
@@ -143,7 +143,7 @@ def finish(run: subprocess.Popen[str]) -> str:
 
 def functions_of(namespace: str) -> set[str]:
     """The functions that functors.cuh has in a namespace of ``ep``; fast has those of exact that it does not hide."""
-    text = (Path(spec_module.__file__).parent.parent / "cuda" / "functors.cuh").read_text()
+    text = (Path(sources.__file__).parent.parent / "cuda" / "functors.cuh").read_text()
     body = re.search(rf"^namespace {namespace} {{\n(.*?)^}}  // namespace {namespace}$", text, re.M | re.S)
     assert body is not None
     defined = set(re.findall(r"^EP_DEVICE (?:float|bool) (\w+)\(", body[1], re.M))
@@ -433,22 +433,22 @@ def test_a_swizzle_that_is_compiled_in_is_in_the_source() -> None:
 
 @pytest.fixture
 def fresh_digest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    spec_module._digest.cache_clear()
+    sources._digest.cache_clear()
     yield
     monkeypatch.undo()
-    spec_module._digest.cache_clear()
+    sources._digest.cache_clear()
 
 
 def key_now() -> str:
-    spec_module._digest.cache_clear()
+    sources._digest.cache_clear()
     return dataclasses.replace(BASE).key
 
 
 def test_the_generator_counts(fresh_digest: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A kernel is another one if a template, a device function, the lowering or CUTLASS changes."""
     package = tmp_path / "gemm_ops"
-    shutil.copytree(spec_module._PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(spec_module, "_PACKAGE", package)
+    shutil.copytree(sources._PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sources, "_PACKAGE", package)
     before = key_now()
     assert before == BASE.key
     files = ("templates/sm90.cu.j2", "templates/host.cu.j2", "cuda/functors.cuh", "lowering/visitor.py")
@@ -457,14 +457,30 @@ def test_the_generator_counts(fresh_digest: None, monkeypatch: pytest.MonkeyPatc
         (package / file).write_text(text + "\n")
         assert key_now() != before, file
         (package / file).write_text(text)
+    pieces = package / "cuda" / "elementwise_pieces.cuh"
+    pieces.write_text(pieces.read_text() + "\n")
+    assert key_now() == before, "a file of another kind of kernels"
     (package / "functional.py").write_text("")
     (package / "lowering" / "__pycache__").mkdir()
     assert key_now() == before
     monkeypatch.setenv("CUTLASS_PATH", "/somewhere/else")
     assert key_now() != before
     monkeypatch.delenv("CUTLASS_PATH")
-    monkeypatch.setattr(spec_module, "cutlass_version", lambda: "4.3.0.0")
+    monkeypatch.setattr(sources, "cutlass_version", lambda: "4.3.0.0")
     assert key_now() != before
+
+
+def test_every_file_that_sources_are_made_of_counts_for_some_kind_of_kernels() -> None:
+    package = sources._PACKAGE
+    counted = {file for patterns in sources.GENERATORS.values() for each in patterns for file in package.glob(each)}
+    for patterns in sources.GENERATORS.values():
+        assert all(any(package.glob(each)) for each in patterns), "a pattern that names nothing"
+    for folder in ("cuda", "templates", "lowering", "elementwise"):
+        assert {file for file in (package / folder).iterdir() if file.is_file()} <= counted
+    for kind, patterns in sources.GENERATORS.items():
+        files = {file for each in patterns for file in package.glob(each)}
+        included = {name for file in files for name in re.findall(r'#include "([a-z_]+\.cuh)"', file.read_text())}
+        assert included <= {file.name for file in files}, kind
 
 
 _WARM = """

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ..errors import BuildError
-from ..kernels.spec import cutlass_version
+from ..kernels.sources import cutlass_version
 from .buildable import Buildable
 from .cache import LIBRARY, RECORD, SOURCE, BuildSlot, build_slot, find_library
 from .flags import FLAGS

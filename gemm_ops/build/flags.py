@@ -1,4 +1,4 @@
-"""What every kernel is compiled with.  A part of a kernel's identity: see :mod:`gemm_ops.kernels.spec`."""
+"""What every kernel is compiled with.  A part of a kernel's identity: see :mod:`gemm_ops.kernels.sources`."""
 
 FLAGS = (
     "-std=c++17",

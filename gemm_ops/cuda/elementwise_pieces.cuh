@@ -57,25 +57,33 @@ struct Bf16 {
   }
 };
 
-// What every element reads: the element of a tensor, or a number, rounded to the dtype.
-template <class Element> EP_DEVICE float scalar(ElementwiseTensor const& tensor) {
-  using Bits = typename Element::Bits;
-  auto const data = static_cast<char const*>(tensor.data);
-  return Element::widen(data ? read_element<Bits>(data) : Element::narrow(tensor.value));
-}
-
 // The ways of an input.  `find` says whether `load` can take the piece as it is; if not, `load_within` does, which
 // minds the tensor's ends.  Both issue loads, `settle` makes use of them, and after that `at` gives the elements.
+
+// What every element shares: the one element of a tensor, or a number, rounded to the dtype.
+template <class Element> struct Single {
+  typename Element::Bits bits;
+
+  template <class Place> EP_DEVICE bool find(Tensor const&, int64_t, Place const&) { return true; }
+  template <class Place> EP_DEVICE void load(Tensor const& tensor, int64_t, Place const&) {
+    bits = tensor.data ? read_element<typename Element::Bits>(tensor.data) : Element::narrow(tensor.value);
+  }
+  template <class Place> EP_DEVICE void load_within(Tensor const& tensor, int64_t row, Place const& place) {
+    load(tensor, row, place);
+  }
+  EP_DEVICE void settle() {}
+  EP_DEVICE float at(int) const { return Element::widen(bits); }
+};
 
 // One element for a whole row.
 template <class Element> struct Repeated {
   typename Element::Bits bits;
 
-  template <class Place> EP_DEVICE bool find(ElementwiseTensor const&, int64_t, Place const&) { return true; }
-  template <class Place> EP_DEVICE void load(ElementwiseTensor const& tensor, int64_t row, Place const&) {
-    bits = read_element<typename Element::Bits>(static_cast<char const*>(tensor.data) + row);
+  template <class Place> EP_DEVICE bool find(Tensor const&, int64_t, Place const&) { return true; }
+  template <class Place> EP_DEVICE void load(Tensor const& tensor, int64_t row, Place const&) {
+    bits = read_element<typename Element::Bits>(tensor.data + row);
   }
-  template <class Place> EP_DEVICE void load_within(ElementwiseTensor const& tensor, int64_t row, Place const& place) {
+  template <class Place> EP_DEVICE void load_within(Tensor const& tensor, int64_t row, Place const& place) {
     load(tensor, row, place);
   }
   EP_DEVICE void settle() {}
@@ -86,15 +94,44 @@ template <class Element> struct Repeated {
 template <class Element, int kWidth> struct Strided {
   typename Element::Bits bits[kWidth];
 
-  template <class Place> EP_DEVICE bool find(ElementwiseTensor const&, int64_t, Place const&) { return true; }
-  template <class Place> EP_DEVICE void load(ElementwiseTensor const& tensor, int64_t row, Place const& place) {
-    char const* const from = static_cast<char const*>(tensor.data) + row + place.column * tensor.column_stride;
+  template <class Place> EP_DEVICE bool find(Tensor const&, int64_t, Place const&) { return true; }
+  template <class Place> EP_DEVICE void load(Tensor const& tensor, int64_t row, Place const& place) {
+    char const* const from = tensor.data + row + place.column * tensor.column_stride;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       bits[i] = place.has(i) ? read_element<typename Element::Bits>(from + i * tensor.column_stride) : 0;
     }
   }
-  template <class Place> EP_DEVICE void load_within(ElementwiseTensor const& tensor, int64_t row, Place const& place) {
+  template <class Place> EP_DEVICE void load_within(Tensor const& tensor, int64_t row, Place const& place) {
+    load(tensor, row, place);
+  }
+  EP_DEVICE void settle() {}
+  EP_DEVICE float at(int i) const { return Element::widen(bits[i]); }
+};
+
+// Elements of rows that make a long one, in each of which the tensor begins anew.
+template <class Element, int kWidth> struct Wrapped {
+  typename Element::Bits bits[kWidth];
+
+  template <class Place> EP_DEVICE bool find(Tensor const&, int64_t, Place const&) { return true; }
+  template <class Place> EP_DEVICE void load(Tensor const& tensor, int64_t, Place const& place) {
+    int64_t const to_next_row = tensor.row_stride - place.wrap * tensor.column_stride;
+    char const* from = tensor.data + place.wrap_row * tensor.row_stride + place.wrap_column * tensor.column_stride;
+    int column = place.wrap_column;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      bits[i] = 0;
+      if (place.has(i)) {
+        bits[i] = read_element<typename Element::Bits>(from);
+        from += tensor.column_stride;
+        if (++column == place.wrap) {
+          column = 0;
+          from += to_next_row;
+        }
+      }
+    }
+  }
+  template <class Place> EP_DEVICE void load_within(Tensor const& tensor, int64_t row, Place const& place) {
     load(tensor, row, place);
   }
   EP_DEVICE void settle() {}
@@ -113,16 +150,18 @@ template <class Element, int kWidth, bool kAligned> struct Pieces {
   unsigned shift;
   char const* aligned;  // the first part
 
-  template <class Place> EP_DEVICE bool find(ElementwiseTensor const& tensor, int64_t row, Place const& place) {
-    auto const first_byte = static_cast<char const*>(tensor.data);
-    char const* const from = first_byte + row + place.column * kSize;
+  template <class Place> EP_DEVICE bool find(Tensor const& tensor, int64_t row, Place const& place) {
+    char const* const from = tensor.data + row + place.column * kSize;
     shift = kAligned ? 0 : misalignment(from, kPartBytes);
     aligned = from - shift;
+    if (kAligned && place.full()) {
+      return true;
+    }
     int const bytes = (kParts + (shift != 0)) * kPartBytes;
-    return aligned >= first_byte && aligned + bytes <= first_byte + tensor.bytes;
+    return aligned >= tensor.data && aligned + bytes <= tensor.data + tensor.bytes;
   }
 
-  template <class Place> EP_DEVICE void load(ElementwiseTensor const&, int64_t, Place const&) {
+  template <class Place> EP_DEVICE void load(Tensor const&, int64_t, Place const&) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       keep(part, read_part(aligned + part * kPartBytes));
@@ -134,7 +173,7 @@ template <class Element, int kWidth, bool kAligned> struct Pieces {
     }
   }
 
-  template <class Place> EP_DEVICE void load_within(ElementwiseTensor const& tensor, int64_t row, Place const& place) {
+  template <class Place> EP_DEVICE void load_within(Tensor const& tensor, int64_t row, Place const& place) {
     if (find(tensor, row, place)) {
       load(tensor, row, place);
     } else {
@@ -198,9 +237,9 @@ template <class Element, int kWidth, bool kAligned> struct Pieces {
 };
 
 template <class Element, class Place, int kWidth>
-EP_DEVICE void store_strided(ElementwiseTensor const& tensor, int64_t row, Place const& place,
+EP_DEVICE void store_strided(Tensor const& tensor, int64_t row, Place const& place,
                              float const (&values)[kWidth]) {
-  char* const to = static_cast<char*>(tensor.data) + row + place.column * tensor.column_stride;
+  char* const to = tensor.data + row + place.column * tensor.column_stride;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     if (place.has(i)) {
@@ -210,13 +249,12 @@ EP_DEVICE void store_strided(ElementwiseTensor const& tensor, int64_t row, Place
 }
 
 template <class Element, bool kAligned, class Place, int kWidth>
-EP_DEVICE void store_pieces(ElementwiseTensor const& tensor, int64_t row, Place const& place,
+EP_DEVICE void store_pieces(Tensor const& tensor, int64_t row, Place const& place,
                             float const (&values)[kWidth]) {
   using Bits = typename Element::Bits;
   constexpr int kPerWord = 4 / sizeof(Bits);
-  char* const to = static_cast<char*>(tensor.data) + row + place.column * static_cast<int>(sizeof(Bits));
-  bool const full = place.end - place.begin == kWidth;
-  if (full && (kAligned || misalignment(to, kPartBytes) == 0)) {
+  char* const to = tensor.data + row + place.column * static_cast<int>(sizeof(Bits));
+  if (__builtin_expect(place.full() && (kAligned || misalignment(to, kPartBytes) == 0), 1)) {
 #pragma unroll
     for (int i = 0; i < kWidth; i += 4 * kPerWord) {
       write_part(to + i * sizeof(Bits),
@@ -233,34 +271,19 @@ EP_DEVICE void store_pieces(ElementwiseTensor const& tensor, int64_t row, Place 
   }
 }
 
-// Every stride-th piece from the first on, a few at a time: all their loads are issued before the first of them is
-// computed.  A step of that many strides beyond the last piece must not overflow.
+// A thread's work: one piece.
 template <class Kernel, bool kWide>
-EP_DEVICE void process(Walk<Kernel, kWide> const& walk, typename Walk<Kernel, kWide>::Index first,
-                       typename Walk<Kernel, kWide>::Index stride) {
-  constexpr int kInFlight = Kernel::kInFlight;
-  auto const scalars = Kernel::read_scalars(walk.inputs);
-  for (; first < walk.pieces; first += stride * kInFlight) {
-    Place<Kernel> place[kInFlight];
-    typename Kernel::Loads loads[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      auto const piece = first + i * stride;
-      place[i].begin = place[i].end = 0;
-      if (piece < walk.pieces) {
-        place[i] = walk.at(piece);
-      }
-      if (!place[i].empty()) {
-        loads[i].issue(walk.inputs, place[i]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (!place[i].empty()) {
-        Kernel::finish(walk.outputs, scalars, loads[i], place[i]);
-      }
-    }
+EP_DEVICE void process(Walk<Kernel, kWide> const& walk, typename Walk<Kernel, kWide>::Index piece) {
+  if (piece >= walk.pieces) {
+    return;
   }
+  auto const place = walk.at(piece);
+  if (place.empty()) {
+    return;
+  }
+  typename Kernel::Loads loads;
+  loads.issue(walk, place);
+  Kernel::finish(walk, loads, place);
 }
 
 }  // namespace elementwise

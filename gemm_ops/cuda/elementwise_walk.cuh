@@ -8,6 +8,9 @@
 // warp take two pieces of each of 16 rows: a thread reaches one element of that tensor at a time, but those of 16 rows
 // lie side by side, 32 bytes or more.
 //
+// Where an input begins anew in each of the rows that make a long one (kWrapped), a place also says which of them its
+// first element is in, and where.
+//
 // ElementwiseTensor and ElementwiseArguments (elementwise/arguments.py) are declared before this file is included.
 #pragma once
 
@@ -55,38 +58,76 @@ template <class Kernel> struct Place {
   int64_t inputs[Kernel::kInputs], outputs[Kernel::kOutputs];
   int64_t column;
   int begin, end;
+  int64_t wrap_row;  // where there are wrapped inputs: of the first element that is within the long row
+  int wrap, wrap_column;
 
   EP_DEVICE bool empty() const { return begin >= end; }
+  EP_DEVICE bool full() const { return end - begin == Kernel::kWidth; }
   EP_DEVICE bool has(int element) const { return element >= begin && element < end; }
 };
 
-// The arguments of a launch as the kernel takes them: no more of them than it has tensors and dimensions.
+// What a loader or a store needs of a tensor.
+struct Tensor {
+  char* data;
+  int64_t bytes, column_stride, row_stride;  // from row to row: of a wrapped one
+  float value;
+};
+
+// The arguments of a launch as the kernel takes them: no more of them than it has tensors and dimensions, and first what
+// every thread reads.  Each launch waits for them anew, a cache line at a time: with little else to do that is seen.
 template <class Kernel, bool kWide> struct Walk {
   using Index = std::conditional_t<kWide, int64_t, uint32_t>;
-  static constexpr int kDimensions = Kernel::kDimensions;
+  static constexpr int kInputs = Kernel::kInputs, kOutputs = Kernel::kOutputs, kDimensions = Kernel::kDimensions;
   static constexpr bool kTiled = Kernel::kTiled;
   static_assert(kDimensions > 0 || !kTiled);
+  // one more than is used where there are none, for there are no arrays of nothing; a wrapped tensor uses it
+  static constexpr int kStrides = kDimensions > 0 ? kDimensions : 1;
 
-  ElementwiseTensor inputs[Kernel::kInputs], outputs[Kernel::kOutputs];
-  Divisor<kWide> outer[kDimensions + 1];  // extents; of the last one in tiles, where there are tiles.  One more than is
-                                          // used, for there are no arrays of nothing
-  Divisor<kWide> per_row;                 // pieces, or tiles
-  int64_t columns, last_extent;
+  char *input_data[kInputs], *output_data[kOutputs];
+  int64_t columns;
   Index pieces;
+  Divisor<kWide> per_row;          // pieces, or tiles
+  Divisor<kWide> outer[kStrides];  // extents; of the last one in tiles, where there are tiles
+  int64_t input_strides[kInputs][kStrides], output_strides[kOutputs][kStrides];
+  int64_t last_extent;
+  Divisor<kWide> wrap;  // elements
+  int64_t input_column_stride[kInputs], output_column_stride[kOutputs];
+  int64_t input_bytes[kInputs], output_bytes[kOutputs];
+  float values[kInputs];
 
   explicit Walk(ElementwiseArguments const& args) : columns(args.columns) {
-    for (int i = 0; i < Kernel::kInputs; ++i) {
-      inputs[i] = args.inputs[i];
+    for (int i = 0; i < kInputs; ++i) {
+      take(args.inputs[i], input_data[i], input_strides[i], input_column_stride[i], input_bytes[i]);
+      values[i] = args.inputs[i].value;
     }
-    for (int i = 0; i < Kernel::kOutputs; ++i) {
-      outputs[i] = args.outputs[i];
+    for (int i = 0; i < kOutputs; ++i) {
+      take(args.outputs[i], output_data[i], output_strides[i], output_column_stride[i], output_bytes[i]);
     }
-    for (int d = 0; d <= kDimensions; ++d) {
+    for (int d = 0; d < kStrides; ++d) {
       outer[d].set(d < kDimensions ? steps(args, d) : 1);
     }
-    last_extent = kDimensions > 0 ? args.outer[kDimensions - 1] : 1;
+    last_extent = kDimensions > 0 ? args.outer[kStrides - 1] : 1;
     per_row.set(steps_per_row(args));
+    wrap.set(args.wrap > 0 ? args.wrap : 1);
     pieces = static_cast<Index>(count(args));
+  }
+
+  static void take(ElementwiseTensor const& given, char*& data, int64_t (&strides)[kStrides], int64_t& column_stride,
+                   int64_t& bytes) {
+    data = static_cast<char*>(given.data);
+    column_stride = given.column_stride;
+    bytes = given.bytes;
+    for (int d = 0; d < kStrides; ++d) {
+      strides[d] = given.strides[d];
+    }
+  }
+
+  EP_DEVICE Tensor input(int i) const {
+    return {input_data[i], input_bytes[i], input_column_stride[i], input_strides[i][0], values[i]};
+  }
+
+  EP_DEVICE Tensor output(int i) const {
+    return {output_data[i], output_bytes[i], output_column_stride[i], output_strides[i][0], 0};
   }
 
   static int64_t steps(ElementwiseArguments const& args, int d) {
@@ -132,12 +173,12 @@ template <class Kernel, bool kWide> struct Walk {
           }
         }
 #pragma unroll
-        for (int i = 0; i < Kernel::kInputs; ++i) {
-          place.inputs[i] += index * inputs[i].strides[d];
+        for (int i = 0; i < kInputs; ++i) {
+          place.inputs[i] += index * input_strides[i][d];
         }
 #pragma unroll
-        for (int i = 0; i < Kernel::kOutputs; ++i) {
-          place.outputs[i] += index * outputs[i].strides[d];
+        for (int i = 0; i < kOutputs; ++i) {
+          place.outputs[i] += index * output_strides[i][d];
         }
         row = next;
       }
@@ -145,13 +186,20 @@ template <class Kernel, bool kWide> struct Walk {
     int phase = 0;
     if constexpr (Kernel::kMainInPieces) {
       constexpr int kSize = sizeof(typename Kernel::Main::Bits);
-      char const* const begin = static_cast<char const*>(outputs[0].data) + place.outputs[0];
+      char const* const begin = output_data[0] + place.outputs[0];
       phase = static_cast<int>(misalignment(begin, Kernel::kWidth * kSize) / kSize);
     }
     place.column = static_cast<int64_t>(in_row) * Kernel::kWidth - phase;
     int64_t const left = columns - place.column;
     place.begin = place.column < 0 ? phase : 0;
     place.end = left < Kernel::kWidth ? static_cast<int>(left) : Kernel::kWidth;
+    if constexpr (Kernel::kWrapped) {
+      Index const element = static_cast<Index>(place.column + place.begin);
+      Index const row = wrap.divide(element);
+      place.wrap_row = static_cast<int64_t>(row);
+      place.wrap = static_cast<int>(wrap.value);
+      place.wrap_column = static_cast<int>(element - row * wrap.value);
+    }
     return place;
   }
 };

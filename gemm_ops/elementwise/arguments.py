@@ -41,10 +41,9 @@ _ARGUMENT_FIELDS: list[tuple[str, Any]] = [
     ("columns", ctypes.c_int64),  # extent of the innermost dimension
     ("pieces_per_row", ctypes.c_int64),
     ("outer", ctypes.c_int64 * MAX_OUTER),  # extents
+    ("wrap", ctypes.c_int64),  # length of the rows that make a long one, where an input is wrapped
     ("inputs", ElementwiseTensor * MAX_INPUTS),  # x, then the operands
     ("outputs", ElementwiseTensor * MAX_OUTPUTS),  # the main one first
-    ("most_blocks", ctypes.c_int32),  # thread blocks; each goes on where the last of them ends
-    ("reserved", ctypes.c_int32),
 ]
 
 

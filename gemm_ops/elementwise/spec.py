@@ -3,8 +3,8 @@
     >>> spec = ElementwiseSpec.of(tree, "bf16", layout, "90")
     >>> print(spec.source())
 
-Contract: two specs with one key are the same kernel; see :mod:`gemm_ops.kernels.spec`, whose digest of everything that
-sources are generated from is a part of the key.  Extents, strides and addresses are arguments of a launch: one kernel
+Contract: two specs with one key are the same kernel; the digest of :mod:`gemm_ops.kernels.sources`, of everything that
+sources are generated from, is a part of the key.  Extents, strides and addresses are arguments of a launch: one kernel
 serves all calls of a tree whose tensors are reached in the same way along as many dimensions.
 """
 
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from epilogues.operations import OPERATIONS
 from epilogues.tree import Apply, EpilogueTree
 
-from ..kernels.spec import generator_digest, render
+from ..kernels.sources import generator_digest, render
 from .arguments import declarations
-from .body import compute_function, inputs_of, outputs_of, pieces_in_flight
-from .layout import PIECES, Layout
+from .body import compute_function, inputs_of, occupancy_of, outputs_of
+from .layout import PIECES, WRAPPED, Layout
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ElementwiseSpec:
             self.width,
             self.tiled,
             self.arch,
-            generator_digest(),
+            generator_digest("elementwise"),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -96,14 +96,13 @@ class ElementwiseSpec:
             title=self.title,
             abi=declarations(),
             inputs=inputs,
-            pieces=[tensor for tensor in inputs if not tensor.is_scalar],
-            scalars=[tensor for tensor in inputs if tensor.is_scalar],
             outputs=outputs_of(self.tree, self.outputs),
             input_slots=len(self.inputs),
             dimensions=self.dimensions,
             width=self.width,
             tiled=self.tiled,
-            in_flight=pieces_in_flight(inputs, len(self.outputs), self.width),
+            wrapped=WRAPPED in self.inputs,
+            occupancy=occupancy_of(self.tree, inputs, self.width),
             main_in_pieces=self.outputs[0] == PIECES,
             compute=compute_function(self.tree),
         )

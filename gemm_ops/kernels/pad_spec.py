@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 from ..runtime.abi import pad_declarations
-from .spec import generator_digest, render
+from .sources import generator_digest, render
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PadSpec:
     @functools.cached_property
     def key(self) -> str:
         """A hexadecimal digest that names the kernel on disk."""
-        return hashlib.sha256(repr(("pad_rows", self.arch, generator_digest())).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr(("pad_rows", self.arch, generator_digest("pad_rows"))).encode()).hexdigest()[:32]
 
     @property
     def title(self) -> str:

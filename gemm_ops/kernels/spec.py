@@ -7,20 +7,15 @@
 
 Contract: two specs with one key are the same kernel.  The key is made without importing CUTLASS or running
 nvcc, so that a process finds a kernel that an earlier one built at the cost of a hash.  It covers the tree
-(structure, kinds and dtypes, not names), the configuration, and everything the source is generated from: the
-lowering's own files, the device functions, the templates, the compiler's flags, and the version of CUTLASS.  It does
-not cover the compiler: a kernel stays valid when nvcc is updated, or is gone.
+(structure, kinds and dtypes, not names), the configuration, and everything the source is generated from
+(:mod:`.sources`).  It does not cover the compiler: a kernel stays valid when nvcc is updated, or is gone.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
-import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from epilogues.operations import OPERATIONS
 from epilogues.tree import Apply, EpilogueTree
@@ -28,19 +23,7 @@ from epilogues.tree import Apply, EpilogueTree
 from ..runtime.abi import c_declarations
 from .access import ALIGNED, WHOLE, Access
 from .config import KernelConfig
-
-_PACKAGE = Path(__file__).resolve().parent.parent
-#: Everything that the generated source depends on, relative to the package.
-_GENERATOR_FILES = (
-    "lowering",
-    "templates",
-    "cuda",
-    "elementwise",
-    "runtime/abi.py",
-    "kernels/spec.py",
-    "kernels/access.py",
-    "build/flags.py",
-)
+from .sources import generator_digest, render
 
 _LAYOUTS = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
 
@@ -79,7 +62,7 @@ class KernelSpec:
             self.layout_b,
             self.arch,
             self.access,
-            generator_digest(),
+            generator_digest("gemm"),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -117,47 +100,3 @@ class KernelSpec:
             stride_mode_a=0 if self.layout_a == "row" else 1,
             stride_mode_b=1 if self.layout_b == "row" else 0,
         )
-
-
-def render(template: str, **values: Any) -> str:
-    """A template of ``templates/``, filled in."""
-    return str(_templates().get_template(template).render(**values))
-
-
-@functools.cache
-def _templates() -> Any:
-    import jinja2
-
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_PACKAGE / "templates"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-
-
-def generator_digest() -> str:
-    """A digest of the code that writes kernel sources, and of the CUTLASS version they are written for."""
-    return _digest(cutlass_version())
-
-
-@functools.cache
-def _digest(cutlass: str) -> str:
-    digest = hashlib.sha256(cutlass.encode())
-    for name in _GENERATOR_FILES:
-        path = _PACKAGE / name
-        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
-        for file in files:
-            digest.update(file.name.encode())
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def cutlass_version() -> str:
-    """The installed version of ``nvidia-cutlass``, or "none", and where else headers are taken from, if anywhere."""
-    try:
-        version = importlib.metadata.version("nvidia-cutlass")
-    except importlib.metadata.PackageNotFoundError:
-        version = "none"
-    override = os.environ.get("CUTLASS_PATH")
-    return f"{version} with headers of {override}" if override else version

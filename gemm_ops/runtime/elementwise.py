@@ -26,11 +26,6 @@ from ..elementwise.spec import ElementwiseSpec
 from ..errors import LaunchError
 from .loading import load_once, open_library
 
-#: Blocks of 256 threads.  Measured on an H200 with bias + GELU + residual and with a GELU's gradient + gate at
-#: 8192 x 8192 and 4096 x 11008 in bf16: of the bandwidth of a copy, 2 get 0.99 to 1.00, 4 to 16 get 0.95 to 0.99, 3 get
-#: 0.85, and as many as there are pieces 0.61 to 0.70.
-_BLOCKS_PER_MULTIPROCESSOR = 2
-
 
 def launch(
     spec: ElementwiseSpec,
@@ -54,7 +49,7 @@ def launch(
     """
     library = load_elementwise(spec)
     device = outputs[0].device
-    block = fill_block(layout, x, operands, outputs, _most_blocks(device))
+    block = fill_block(layout, x, operands, outputs)
     code = library.elementwise_run(ctypes.byref(block), torch.cuda.current_stream(device).cuda_stream)
     if code != 0:
         words = library.elementwise_error_text(code).decode()
@@ -66,11 +61,9 @@ def fill_block(
     x: Tensor,
     operands: Sequence[Tensor | float],
     outputs: Sequence[Tensor],
-    most_blocks: int,
 ) -> ElementwiseArguments:
-    """The argument block of one launch, of at most so many thread blocks."""
+    """The argument block of one launch."""
     block = ElementwiseArguments.from_buffer_copy(_block(layout))
-    block.most_blocks = most_blocks
     for argument, given in zip(block.inputs, (x, *operands), strict=False):
         if isinstance(given, Tensor):
             argument.data = given.data_ptr()
@@ -84,7 +77,7 @@ def fill_block(
 @functools.lru_cache(maxsize=1024)
 def _block(layout: Layout) -> ElementwiseArguments:
     """The block without what may differ from launch to launch: pointers and numbers."""
-    block = ElementwiseArguments(columns=layout.columns, pieces_per_row=layout.pieces_per_row)
+    block = ElementwiseArguments(columns=layout.columns, pieces_per_row=layout.pieces_per_row, wrap=layout.wrap)
     for place, extent in enumerate(layout.outer):
         block.outer[place] = extent
     for arguments, placements in ((block.inputs, layout.inputs), (block.outputs, layout.outputs)):
@@ -98,11 +91,6 @@ def _place(argument: ctypes.Structure, placement: Placement) -> None:
     argument.column_stride = placement.column_stride
     for place, stride in enumerate(placement.strides):
         argument.strides[place] = stride
-
-
-@functools.cache
-def _most_blocks(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) * _BLOCKS_PER_MULTIPROCESSOR
 
 
 def load_elementwise(spec: ElementwiseSpec) -> ctypes.CDLL:

@@ -43,7 +43,7 @@ PHASE_BYTES = 32
 #: that memory moves.  As ``kTileRows`` in ``cuda/elementwise_walk.cuh``.
 TILE_ROWS = 16
 
-#: Rows up to this length go as one long row where they are not aligned.  Measured on an H200 with bias + GELU + residual
+#: Rows up to this length go as one long row where they are not aligned.  Measured on an H200, bias + GELU + residual
 #: in bf16, microseconds as one long row and row by row: 65536 x 10 2.8 and 4.6, 16384 x 100 4.3 and 6.3, 16384 x 250
 #: 7.3 and 10.7, 4096 x 1001 7.4 and 9.4, 8192 x 8191 98.1 and 96.8.
 WRAP_UP_TO = 4096

@@ -90,6 +90,7 @@ class Epilogue:
     def _set(self, tree: EpilogueTree, name: str) -> None:
         self._tree = tree
         self._name = name
+        self._text = tree.to_json()  # not when first asked for: PyTorch's compiler traces no lazy attributes
 
     @property
     def tree(self) -> EpilogueTree:
@@ -100,6 +101,11 @@ class Epilogue:
     def name(self) -> str:
         """What error messages and reports call it."""
         return self._name
+
+    @property
+    def text(self) -> str:
+        """The tree as JSON, by which operators of PyTorch are told what to compute."""
+        return self._text
 
     @functools.cached_property
     def operands(self) -> Mapping[str, Kind]:

@@ -7,8 +7,12 @@ The layers, from the user down; each only knows those below it:
 
 ``modules``              :class:`FusedLinear`.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
-``elementwise_call``     :func:`apply`: an epilogue without a product.
-``dispatch``             one call: bind its tensors, decide on a backend, execute.
+``standalone``           :func:`apply`: an epilogue without a product.
+``operators``            what PyTorch's dispatcher, autograd and compiler see of it.
+``gradients``            its backward, from the derivative trees.
+``dispatch``             one product: bind its tensors, decide on a backend, execute.
+``elementwise_call``     one elementwise call, or the tail of an unfused product: the same.
+``plan``                 what a repeated call reuses.
 ``problem`` ``operands`` ``outputs``   what the tensors are: shapes, layouts, alignments.
 ``addressing/``          how each tensor reaches a kernel: as it is, at its own alignment, or copied first.
 ``kernels/``             families and configurations; a kernel's identity and source.
@@ -23,8 +27,7 @@ Importing this package needs no GPU, no nvcc and no CUTLASS.
 
 from .build.cache import cache_folder
 from .build.compiler import build_kernel, build_kernels
-from .dispatch import Decision, use_backend
-from .elementwise_call import apply
+from .dispatch import Decision
 from .errors import (
     BuildError,
     FallbackWarning,
@@ -33,9 +36,11 @@ from .errors import (
     ToolchainError,
     UnsupportedProblemError,
 )
+from .forcing import use_backend
 from .functional import backend_for, linear, matmul
 from .modules import FusedLinear
 from .outputs import empty_padded
+from .standalone import apply
 
 __all__ = [
     "BuildError",

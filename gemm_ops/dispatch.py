@@ -16,12 +16,10 @@ Falling back is announced once per reason with a :class:`FallbackWarning`.  A ba
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +27,7 @@ from torch import Tensor
 
 from epilogues import Epilogue
 from epilogues.dtypes import torch_dtype
-from epilogues.passes.simplify import simplify
-from epilogues.tree import EpilogueTree, Kind
+from epilogues.tree import EpilogueTree
 
 from .addressing import Addressing, Request
 from .addressing.placement import describe
@@ -40,17 +37,15 @@ from .build.cache import find_library
 from .build.toolchain import find_toolchain
 from .errors import ProblemError, ToolchainError, UnsupportedProblemError
 from .fallback import run_reference
+from .forcing import forced_backend
 from .kernels.selection import Selection, Target, problem_refusal, select_kernel
 from .kernels.spec import KernelSpec
 from .operands import BoundOperand, bind_operands
 from .outputs import bind_outputs
 from .plan import Plan
 from .problem import Problem, read_problem
+from .resolving import resolve_tree
 from .runtime.loading import is_loaded
-
-BACKENDS = ("auto", "sm90", "sm80", "reference")
-
-_forced: contextvars.ContextVar[str] = contextvars.ContextVar("gemm_ops_backend", default="auto")
 
 
 @dataclass(frozen=True)
@@ -120,34 +115,6 @@ class Call:
         return {name: _plain(value) if isinstance(value, Tensor) else value for name, value in self.given.items()}
 
 
-@contextlib.contextmanager
-def use_backend(backend: str) -> Iterator[None]:
-    """Within the context, compute with this backend and no other.
-
-        >>> with gemm_ops.use_backend("sm80"):
-        ...     y = gemm_ops.linear(x, weight, "gelu", bias=bias)
-
-    Args:
-        backend: "sm90", "sm80", "reference", or "auto" for the default choice.
-
-    Raises:
-        ValueError: for any other name.  Calls inside raise :class:`UnsupportedProblemError` where the backend
-            cannot take the problem, and :class:`BuildError` where its kernel cannot be built.
-    """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend should be one of {', '.join(BACKENDS)}, got {backend!r}")
-    token = _forced.set(backend)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
-
-
-def forced_backend() -> str:
-    """The backend that :func:`use_backend` asks for here, or "auto"."""
-    return _forced.get()
-
-
 def bind_call(
     a: Tensor,
     b: Tensor,
@@ -183,28 +150,6 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg() if isinstance(tensor, Tensor) else tensor
 
 
-def resolve_tree(tree: EpilogueTree, operands: Sequence[BoundOperand], element: str) -> EpilogueTree:
-    """A tree with the kinds and dtypes of a call, simplified.
-
-    Args:
-        element: short dtype name of what outputs are stored as where the tree does not say.
-    """
-    rank = tree.rounding != "once"  # nothing else goes by ranks
-    signature = tuple(
-        (operand.facts.kind, operand.facts.dtype, operand.facts.rank if rank else None) for operand in operands
-    )
-    return _resolve(tree, signature, element)
-
-
-@functools.lru_cache(maxsize=1024)
-def _resolve(tree: EpilogueTree, signature: tuple[tuple[Kind, str, str | None], ...], element: str) -> EpilogueTree:
-    # equal trees may differ in the names of operands: whichever came first gives the labels of the resolved
-    # tree, and nothing after this point looks at them
-    named = {operand.name: (kind, dtype) for operand, (kind, dtype, _) in zip(tree.operands, signature, strict=True)}
-    ranks = {operand.name: rank for operand, (_, _, rank) in zip(tree.operands, signature, strict=True) if rank}
-    return simplify(tree.resolve(named, element, ranks))
-
-
 def decide(call: Call) -> Decision:
     """Which backend computes the call.  Builds nothing.
 
@@ -212,7 +157,7 @@ def decide(call: Call) -> Decision:
         UnsupportedProblemError: if a backend is asked for by name and cannot take the call.
         ToolchainError: if a backend is asked for by name, its kernel is not built, and there is no compiler.
     """
-    forced = _forced.get()
+    forced = forced_backend()
     if forced == "reference":
         return Decision("reference", None, "asked for with use_backend")
     problem = call.problem

@@ -1,20 +1,19 @@
-"""An epilogue on a tensor that is there already, as one kernel: what people call.
+"""One elementwise call, from tensors to outputs: bind, find a kernel, launch.
 
-    >>> y = gemm_ops.apply(x, "gelu", bias=bias)
-    >>> y = scaled_residual.elementwise(x, scale=s, residual=r)         # the same of a declared epilogue
-    >>> gemm_ops.apply(x, "relu", out=x)                                # in place
+    >>> call = bind_elementwise(x, epilogue, {"bias": bias}, out=None)
+    >>> outputs = compute_elementwise(call)                 # by name
 
-x takes the accumulator's place: its last dimension is the N that rows run along, the product of the others the M.  What
-can be said of operands and outputs is what :func:`gemm_ops.matmul` says.
+x takes the accumulator's place.  It is a tensor of its own (:func:`gemm_ops.apply`), or the fp32 product of a GEMM that
+no kernel computes together with its epilogue (:func:`tail_call`); then outputs have the matrices' dtype where the
+epilogue names none.
 
-Layers: :func:`bind` reads and checks the tensors; :func:`find_walk` says whether a kernel can take them; then
-:mod:`gemm_ops.elementwise` and :mod:`gemm_ops.runtime.elementwise` compute, or the PyTorch reference does, operation
-by operation, said once with its reason.
+Layers: :func:`bind_elementwise` reads and checks the tensors; :func:`find_walk` says whether a kernel takes them; then
+:mod:`gemm_ops.elementwise` and :mod:`gemm_ops.elementwise_plan` compute, or the PyTorch reference does, operation by
+operation.  :func:`compute_elementwise` says so once, with the reason; a backend asked for by name raises instead.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,70 +30,55 @@ from .addressing.views import has_memory
 from .announce import announce
 from .build.cache import find_library
 from .build.toolchain import find_toolchain
-from .dispatch import forced_backend, resolve_tree
 from .elementwise.layout import Layout, plan_layout, view_of
 from .elementwise.spec import ElementwiseSpec
+from .elementwise_plan import ElementwisePlan
 from .errors import ProblemError, ToolchainError, UnsupportedProblemError
 from .fallback import without_autocast
-from .functional import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
+from .forcing import forced_backend
 from .operands import BoundOperand, bind_operands
 from .outputs import bind_outputs
 from .problem import Problem, read_tensor
-from .runtime.elementwise import launch
+from .resolving import resolve_tree
 from .runtime.loading import is_loaded
 
 
 @dataclass(frozen=True)
 class ElementwiseCall:
-    """One call with everything about it known but how it is computed."""
+    """One call with everything about it known but how it is computed.
+
+    Attributes:
+        epilogue: what is computed.
+        tree: its tree, resolved and simplified.
+        problem: the shape and dtype that outputs have and operands refer to.
+        x: what takes the accumulator's place.
+        x_dtype: its short dtype name; None for float64.
+        given: the operands, as given.
+        operands: the same, bound.
+        out: the caller's outputs by name; empty: allocate.
+        differentiable: whether autograd wants to know of it.
+    """
 
     epilogue: Epilogue
-    tree: EpilogueTree  # resolved and simplified
+    tree: EpilogueTree
     problem: Problem
     x: Tensor
+    x_dtype: str | None
     given: Mapping[str, Tensor | float]
     operands: tuple[BoundOperand, ...]
-    out: dict[str, Tensor]  # the caller's outputs; empty: allocate
-    differentiable: bool
+    out: dict[str, Tensor]
+    differentiable: bool = False
+
+    @property
+    def in_memory(self) -> dict[str, Tensor | float]:
+        """The operands by name as memory holds them: with PyTorch's lazy negation carried out."""
+        return {
+            name: operand.value if operand.tensor is None else operand.tensor
+            for name, operand in zip(self.epilogue.operands, self.operands, strict=True)
+        }
 
 
-def apply(
-    x: Tensor,
-    epilogue: EpilogueLike,
-    /,
-    *,
-    out: Tensor | Mapping[str, Tensor] | None = None,
-    **operands: Tensor | float,
-) -> Outputs:
-    """``epilogue(x)`` in one kernel that reads every tensor once and writes every output once.
-
-        >>> y = gemm_ops.apply(x, "silu", bias=bias)
-
-    Args:
-        x: (..., N), of any strides; float16, bfloat16 or float32 to be fused.  Computed in fp32.
-        epilogue: what is done to each element, as in :func:`gemm_ops.matmul`.
-        out: where to write: a tensor of x's shape, with any strides, or one for each output by name.  It may be
-            exactly x, or exactly an operand, but not overlap with one otherwise.
-        operands: the epilogue's operands, as in :func:`gemm_ops.matmul`: rows (N,), columns of x's leading dimensions,
-            matrices of x's shape, scalars; dimensions broadcast as in PyTorch.
-
-    Returns:
-        A tensor of x's shape and strides in the epilogue's output dtype (x's where it names none); a dictionary of such
-        tensors if there are several outputs.
-
-    Raises:
-        ProblemError: x or out is no tensor that can be computed with.
-        EpilogueError: the operands are not the epilogue's.
-        BuildError: the kernel does not compile.
-        UnsupportedProblemError: within ``use_backend("sm90")`` or ``"sm80"``, which here mean one kernel, whichever
-            the device: none takes the call.
-    """
-    call = bind(x, as_epilogue(epilogue, operands.get("bias") is not None), operands, out)
-    walk = find_walk(call)
-    return results_of(_compute_unfused(call, walk) if isinstance(walk, str) else _compute(call, walk))
-
-
-def bind(
+def bind_elementwise(
     x: Tensor,
     epilogue: Epilogue,
     given: Mapping[str, Tensor | float],
@@ -105,7 +89,6 @@ def bind(
     Raises:
         ProblemError, EpilogueError: whatever is wrong with them; nothing has been computed.
     """
-    given = without_absent_bias(epilogue, given)
     problem = read_tensor("x", x)
     x = x.resolve_neg()
     operands = bind_operands(epilogue.tree, given, problem)
@@ -115,7 +98,7 @@ def bind(
     buffers = bind_outputs(epilogue.tree.outputs, tree, problem, out, tensors, in_place=True)
     if buffers and differentiable:
         raise ProblemError("out= does not go with gradients: an argument requires grad; use torch.no_grad()")
-    return ElementwiseCall(epilogue, tree, problem, x, given, operands, buffers, differentiable)
+    return ElementwiseCall(epilogue, tree, problem, x, problem.element, given, operands, buffers, differentiable)
 
 
 class Walk(NamedTuple):
@@ -130,24 +113,24 @@ def find_walk(call: ElementwiseCall) -> Walk | str:
     problem = call.problem
     if forced_backend() == "reference":
         return "asked for with use_backend"
-    if call.differentiable:
-        return "an argument requires grad, and standalone kernels have no backward pass yet"
-    if not _runs_kernels(problem.device):
+    if not runs_kernels(problem.device):
         return f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices"
-    if problem.element is None:
+    if call.x_dtype is None or problem.element is None:
         return f"the kernels take float16, bfloat16 and float32, not {str(problem.dtype).removeprefix('torch.')}"
     operands = [operand.tensor for operand in call.operands]
     if not all(has_memory(tensor) for tensor in (call.x, *operands, *call.out.values()) if tensor is not None):
         return "a tensor has no memory of its own, being inside torch.vmap, or fake"
     shape = problem.output_shape
     # new ones lie as their likes on the meta device, and begin at multiples of more than a piece
-    outputs = list(call.out.values()) or _new_outputs(call, torch.device("meta"))
+    outputs = list(call.out.values()) or [
+        torch.empty_like(call.x, dtype=torch_dtype(str(store.dtype)), device="meta") for store in call.tree.outputs
+    ]
     views = [view_of(call.x, shape), *(None if tensor is None else view_of(tensor, shape) for tensor in operands)]
     layout = plan_layout(shape, views, [view_of(output, shape) for output in outputs])
     if isinstance(layout, str):
         return layout
     major, minor = torch.cuda.get_device_capability(problem.device)
-    spec = ElementwiseSpec.of(call.tree, problem.element, layout, f"{major}{minor}")
+    spec = ElementwiseSpec.of(call.tree, call.x_dtype, layout, f"{major}{minor}")
     if not is_loaded(spec) and find_library(spec) is None:
         try:
             find_toolchain()
@@ -156,39 +139,43 @@ def find_walk(call: ElementwiseCall) -> Walk | str:
     return Walk(spec, layout)
 
 
-def _runs_kernels(device: torch.device) -> bool:
+def runs_kernels(device: torch.device) -> bool:
+    """Whether there are kernels for a device."""
     return device.type == "cuda"
 
 
-def _made_current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    return torch.cuda.device(device)
+def make_elementwise_plan(call: ElementwiseCall, walk: Walk) -> ElementwisePlan:
+    """The plan of a call, whose kernel is built and loaded if need be.
+
+    Raises:
+        BuildError: if the kernel has to be built and cannot be.
+    """
+    return ElementwisePlan(call.epilogue, call.tree, walk.spec, walk.layout, call.problem.device)
 
 
-def _new_outputs(call: ElementwiseCall, device: torch.device) -> list[Tensor]:
-    """Tensors that lie as x does, as those of PyTorch's own elementwise operators."""
-    return [torch.empty_like(call.x, dtype=torch_dtype(str(store.dtype)), device=device) for store in call.tree.outputs]
+def compute_elementwise(call: ElementwiseCall, walk: Walk | str) -> dict[str, Tensor]:
+    """The outputs of a call by name, as :func:`find_walk` has it: by a kernel, or by PyTorch for a reason.
 
-
-def _compute(call: ElementwiseCall, walk: Walk) -> dict[str, Tensor]:
-    outputs = list(call.out.values()) or _new_outputs(call, call.problem.device)
-    operands = [operand.value if operand.tensor is None else operand.tensor for operand in call.operands]
-    with _made_current(call.problem.device):
-        launch(walk.spec, walk.layout, call.x, operands, outputs)
-    return dict(zip(call.epilogue.outputs, outputs, strict=True))
-
-
-def _compute_unfused(call: ElementwiseCall, reason: str) -> dict[str, Tensor]:
-    problem, forced = call.problem, forced_backend()
+    Raises:
+        BuildError: if the kernel has to be built and cannot be.
+        UnsupportedProblemError: if a backend is asked for by name, and none takes the call.
+    """
+    if not isinstance(walk, str):
+        return make_elementwise_plan(call, walk).run(call.x, call.in_memory, call.out)
+    forced = forced_backend()
     if forced not in ("auto", "reference"):
-        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")
-    # with gradients nothing is lost where there is no kernel to lose
-    if forced == "auto" and call.x.numel() and (_runs_kernels(problem.device) or not call.differentiable):
-        announce(f"computed by PyTorch operation by operation, not in one kernel: {reason}")
-    compute = torch.float64 if problem.dtype == torch.float64 else torch.float32
-    with without_autocast(problem.device.type):
-        results = evaluate(
-            call.epilogue.tree, call.x.to(compute), call.given, compute_dtype=compute, out_dtype=problem.dtype
-        )
+        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {walk}")
+    if forced == "auto" and call.x.numel():
+        announce(f"computed by PyTorch operation by operation, not in one kernel: {walk}")
+    return compute_by_operations(call)
+
+
+def compute_by_operations(call: ElementwiseCall) -> dict[str, Tensor]:
+    """The outputs of a call by name, computed by PyTorch operation by operation."""
+    dtype = call.problem.dtype
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    with without_autocast(call.problem.device.type):
+        results = evaluate(call.epilogue.tree, call.x.to(compute), call.given, compute_dtype=compute, out_dtype=dtype)
     for name, buffer in call.out.items():
         buffer.copy_(results[name])
     return call.out or results

@@ -3,10 +3,7 @@
     >>> y = matmul(a, b, scaled_gelu_residual, scale=s, bias=t, residual=r)
     >>> y = linear(x, weight, "gelu", bias=bias)
 
-An epilogue is given as an :class:`epilogues.Epilogue`, as the name of an activation ("gelu", "relu", ...), which
-stands for ``builders.bias_activation`` if a ``bias`` is given and ``builders.activation`` if not, or as None: no
-activation.  Its operands are keywords.  A result is one tensor, or a dictionary by output name if the epilogue
-has several outputs.
+What may be given as an epilogue, and what comes of it, is in :mod:`gemm_ops.arguments`.
 """
 
 from __future__ import annotations
@@ -16,34 +13,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from epilogues import Epilogue, builders
-from epilogues.tree import MAIN_OUTPUT
+from epilogues import Epilogue
 
-from .dispatch import Call, Decision, bind_call, compute_unfused, decide, forced_backend, make_plan
+from .arguments import EpilogueLike, Outputs, as_epilogue, outputs_by_name, results_of, without_absent_bias
+from .dispatch import Call, Decision, bind_call, compute_unfused, decide, make_plan
 from .errors import ProblemError
+from .forcing import forced_backend
 from .plan import find_plan, plan_key, remember_plan
-
-EpilogueLike = Epilogue | str | None
-Outputs = Tensor | dict[str, Tensor]
-
-
-def as_epilogue(epilogue: EpilogueLike, has_bias: bool) -> Epilogue:
-    """The epilogue that a call means; see the module's first page.
-
-    Raises:
-        EpilogueError: an activation of that name is not known.
-        TypeError: for anything that is no epilogue.
-    """
-    if isinstance(epilogue, Epilogue):
-        return epilogue
-    if epilogue is None or isinstance(epilogue, str):
-        return builders.bias_activation(epilogue) if has_bias else builders.activation(epilogue)
-    hint = ""
-    if isinstance(epilogue, torch.nn.Module):
-        hint = "; make one of it, epilogues.epilogue(module), or name the activation"
-    elif callable(epilogue):
-        hint = "; decorate the function with @epilogues.epilogue"
-    raise TypeError(f"epilogue should be an Epilogue, a name or None, got {type(epilogue).__name__}{hint}")
 
 
 def matmul(
@@ -94,8 +70,8 @@ def _matmul(
 ) -> Outputs:
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     key = _plan_key(a, b, chosen, operands, out, padded_output)
-    if key is not None and (plan := find_plan(key)) is not None:
-        return results_of(plan.run(a, b, operands, _by_name(out)))
+    if key is not None and (found := find_plan(key)) is not None:
+        return results_of(found.run(a, b, operands, outputs_by_name(out)))
     call = _bind(a, b, chosen, out, operands, padded_output)
     decision = decide(call)
     if decision.spec is None:
@@ -183,13 +159,7 @@ def _plan_key(
         return None
     if torch.is_autocast_enabled("cuda"):
         return None
-    return plan_key(a, b, epilogue, operands, out, forced_backend(), padded_output)
-
-
-def _by_name(out: Tensor | Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-    if out is None:
-        return {}
-    return {MAIN_OUTPUT: out} if isinstance(out, Tensor) else out
+    return plan_key((a, b), epilogue, operands, out, (forced_backend(), padded_output))
 
 
 def _bind(
@@ -202,13 +172,6 @@ def _bind(
 ) -> Call:
     present = without_absent_bias(epilogue, operands)
     return bind_call(*_autocast(a, b), epilogue, present, out, padded_output=padded_output)
-
-
-def without_absent_bias(epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
-    """The operands without ``bias=None``, which is F.linear's way to say that there is no bias."""
-    if operands.get("bias", 0) is None and "bias" not in epilogue.operands:
-        return {name: value for name, value in operands.items() if name != "bias"}
-    return operands
 
 
 def _autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,11 +187,3 @@ def _autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return tuple(  # type: ignore[return-value]
         matrix.to(dtype) if matrix.dtype in eligible and matrix.device.type == kind else matrix for matrix in (a, b)
     )
-
-
-def results_of(outputs: dict[str, Tensor]) -> Outputs:
-    """The one output, or all by name."""
-    if len(outputs) == 1:
-        (result,) = outputs.values()
-        return result
-    return outputs

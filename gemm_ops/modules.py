@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from epilogues import Epilogue, EpilogueError, Kind
 
 from .addressing.views import ACCESS_BYTES, address_of, pitch_of
-from .functional import EpilogueLike, Outputs, as_epilogue, linear
+from .arguments import EpilogueLike, Outputs, as_epilogue
+from .functional import linear
 
 
 class FusedLinear(nn.Linear):

@@ -59,7 +59,7 @@ def bind_outputs(
     for original, store in zip(declared, tree.outputs, strict=True):
         name, buffer = original.name, given[original.name]
         _check(name, buffer, _dtype(original, store, problem), problem)
-        others = [*(each for each in inputs if not (in_place and _is_same(buffer, each))), *buffers.values()]
+        others = [*(each for each in inputs if not (in_place and is_same(buffer, each))), *buffers.values()]
         if any(overlap(buffer, other) for other in others):
             allowed = "; it may be exactly an input, but not overlap with one otherwise" if in_place else ""
             raise ProblemError(f"out[{name!r}] shares memory with an input or with another output{allowed}")
@@ -67,7 +67,7 @@ def bind_outputs(
     return buffers
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
+def is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same elements in the same places."""
     return (one.dtype, one.shape, one.stride(), address_of(one)) == (
         other.dtype,

@@ -4,7 +4,7 @@
     >>> outputs = plan.run(a, b, operands, out)
 
 A :class:`Plan` is made once for a call that goes to a kernel and is found again by everything that the decision
-depends on: shapes, strides, dtypes, devices and 16-byte alignment of all tensors, the epilogue, and the backend
+depends on: shapes, strides, dtypes, devices and alignment of all tensors, the epilogue, and the backend
 asked for.  Running it makes the copies that the addressing asks for, fills in pointers and launches; that is the whole
 host time of a warm call.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,14 +27,14 @@ from epilogues.dtypes import torch_dtype
 from .addressing import Placement
 from .copies import copy_matrix, copy_operand
 from .operands import spread
-from .outputs import empty_padded, overlap
+from .outputs import empty_padded, is_same, overlap
 from .runtime.abi import GemmArguments
 from .runtime.library import load_kernel
 
 if TYPE_CHECKING:
     from .dispatch import Call, Decision
 
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, Any] = {}
 _MOST_PLANS = 4096
 
 
@@ -77,7 +77,7 @@ class Plan:
             _fill(block.outputs[index], placement)
         self.block = bytes(block)
         # asking an SM80 kernel already sets it up on the current device, which may not be the tensors'
-        with contextlib.nullcontext() if _is_current(self.device) else torch.cuda.device(self.device):
+        with made_current(self.device):
             self.workspace_bytes = self.kernel.workspace_size(block)
 
     def run(
@@ -92,7 +92,7 @@ class Plan:
         Raises:
             LaunchError: if the kernel does not start.
         """
-        if _is_current(self.device):  # mostly, and asking costs less than switching
+        if is_current(self.device):  # mostly, and asking costs less than switching
             return self._run(a, b, operands, out)
         with torch.cuda.device(self.device):
             return self._run(a, b, operands, out)
@@ -159,9 +159,14 @@ class Plan:
         return moved
 
 
-def _is_current(device: torch.device) -> bool:
+def is_current(device: torch.device) -> bool:
     """Whether kernels of a device can be launched as it is."""
     return device.type != "cuda" or device.index == torch.cuda.current_device()
+
+
+def made_current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A context in which kernels of a device can be launched."""
+    return contextlib.nullcontext() if is_current(device) else torch.cuda.device(device)
 
 
 def _fill(argument: Any, placement: Placement) -> None:
@@ -176,19 +181,25 @@ def _distance(placement: Placement, place: tuple[int, ...]) -> int:
 
 
 def plan_key(
-    a: Tensor,
-    b: Tensor,
+    leading: Sequence[Tensor],
     epilogue: Epilogue,
     operands: Mapping[str, Tensor | float],
     out: Tensor | Mapping[str, Tensor] | None,
-    forced: str,
-    padded_output: bool = False,
+    how: Hashable,
+    *,
+    in_place: bool = False,
 ) -> tuple[object, ...] | None:
-    """Everything that decides how a call is computed; None if it has to go the long way."""
+    """Everything that decides how a call is computed; None if it has to go the long way.
+
+    Args:
+        leading: the tensors that come before the operands: a and b, or x.
+        how: whatever else decides, such as the backend asked for.
+        in_place: whether an output may be exactly an input.
+    """
     names = epilogue.operands
     if len(operands) != len(names):
         return None
-    tensors: list[Tensor] = [a, b]
+    tensors = list(leading)
     numbers = 0
     for position, name in enumerate(names):
         value = operands.get(name)
@@ -204,19 +215,23 @@ def plan_key(
         buffers = [out] if isinstance(out, Tensor) else _buffers(out, epilogue.outputs)
         if not all(isinstance(buffer, Tensor) for buffer in buffers) or len(buffers) != len(epilogue.outputs):
             return None
+        inputs = len(tensors)
         for buffer in buffers:
             # what the long way refuses; where memory lies is in no key
-            if any(overlap(buffer, tensor) for tensor in tensors):
-                return None
+            for place, tensor in enumerate(tensors):
+                allowed = in_place and place < inputs and is_same(buffer, tensor)
+                if overlap(buffer, tensor) and not allowed:
+                    return None
             tensors.append(buffer)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return None
     if any(tensor.is_neg() for tensor in tensors):
         return None  # memory holds the opposite
-    key: list[object] = [id(epilogue), forced, numbers, out is None, padded_output]
+    key: list[object] = [id(epilogue), how, numbers, out is None]
     try:
         for tensor in tensors:
-            key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15)
+            # which 16-byte accesses are aligned, and of a standalone kernel 32 bytes of fp32
+            key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 31)
     except RuntimeError:
         return None  # fake, or inside vmap
     return tuple(key)
@@ -229,13 +244,13 @@ def _buffers(out: Mapping[str, Tensor], names: tuple[str, ...]) -> list[Tensor]:
     return [out[name] for name in names]
 
 
-def find_plan(key: tuple[object, ...]) -> Plan | None:
-    """The plan of a key, if there is one."""
+def find_plan(key: tuple[object, ...]) -> Any:
+    """What was remembered with a key; None if nothing was."""
     return _plans.get(key)
 
 
-def remember_plan(key: tuple[object, ...], plan: Plan) -> None:
-    """Keeps a plan for the next call with this key."""
+def remember_plan(key: tuple[object, ...], plan: object) -> None:
+    """Keeps a plan, of a product or of a standalone kernel, for the next call with this key."""
     if len(_plans) >= _MOST_PLANS:  # shapes without end, such as token counts: start over
         _plans.clear()
     _plans[key] = plan

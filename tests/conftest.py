@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from host_device import HostDevice
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -45,6 +46,15 @@ def built_cases(request: pytest.FixtureRequest) -> None:
         # the tests whose kernels failed say so themselves
         print(error, file=sys.stderr)
     print(f"\n{fresh[0]} kernels built in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
+    """Elementwise kernels run on the host, as if it were a device."""
+    from gemm_ops import plan
+
+    monkeypatch.setattr(plan, "_plans", {})
+    return HostDevice(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from epilogues.tree import EpilogueTree, Kind, Operand
 from gemm_ops.elementwise.arguments import MAX_INPUTS, MAX_OUTPUTS, ElementwiseArguments
 from gemm_ops.elementwise.layout import Layout, plan_layout, view_of
 from gemm_ops.elementwise.spec import ElementwiseSpec
-from gemm_ops.runtime.elementwise import fill_block
+from gemm_ops.runtime.elementwise import block_template, fill_block
 
 _SHIM = """
 #include <cstdint>
@@ -191,7 +191,7 @@ def run_on_host(
 ) -> Layout:
     """Runs a resolved tree and gives the layout it took."""
     spec, layout = plan(tree, x, operands, outputs)
-    block = fill_block(layout, x, operands, outputs)
+    block = fill_block(block_template(layout), x, operands, outputs)
     host_kernel(spec).run(block, wide=wide, backwards=backwards)
     return layout
 

@@ -19,7 +19,7 @@ from epilogues import Aux, Row
 from epilogues.tree import Accumulator, Constant, EpilogueTree, Kind, Operand, Store
 from gemm_ops.elementwise.body import compute_function
 from gemm_ops.elementwise.layout import Layout
-from gemm_ops.runtime.elementwise import fill_block
+from gemm_ops.runtime.elementwise import block_template, fill_block
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -173,7 +173,7 @@ def test_rows_that_are_aligned_need_no_shifting(columns: int) -> None:
 def whole_accesses(x: Tensor, out: Tensor) -> tuple[int, int]:
     tree = EpilogueTree((Store("D", Accumulator(), "bf16"),))
     spec, layout = plan(tree, x, [], [out])
-    return host_kernel(spec).run(fill_block(layout, x, [], [out]))
+    return host_kernel(spec).run(fill_block(block_template(layout), x, [], [out]))
 
 
 def test_whole_16_bytes_are_read_and_written() -> None:
@@ -321,7 +321,7 @@ def test_threads_side_by_side_take_a_tile() -> None:
     x, out = torch.empty(70, 35).bfloat16().t(), torch.empty(35, 70).bfloat16()
     spec, layout = plan(tree, x, [], [out])
     assert layout.tiled and layout.pieces_per_row in (9, 10)
-    kernel, block = host_kernel(spec), fill_block(layout, x, [], [out])
+    kernel, block = host_kernel(spec), fill_block(block_template(layout), x, [], [out])
     reached: list[tuple[int, int]] = []
     for wide in (False, True):
         for tile, lane in itertools.product(range(3 * 5), range(32)):
@@ -389,7 +389,7 @@ def test_pieces_of_tensors_larger_than_any_memory() -> None:
     views = [Guarded((4, 1, 19), BF16).view, Guarded((3, 1, 5, 1), BF16).view, Guarded((4, 5, 19), BF16).view]
     spec, layout = plan(tree, views[0], views[1:], [example.view])
     kernel = host_kernel(spec)
-    block = fill_block(layout, views[0], views[1:], [example.view])
+    block = fill_block(block_template(layout), views[0], views[1:], [example.view])
     rng = random.Random(0)
     large = [((7, 1, 306_783_378), 1), ((46_341, 3, 15_446), 1), ((3, 1_000_003, 11), 65), ((1, 1, 5), 2**28)]
     for extents, per_row in large:

@@ -291,13 +291,17 @@ def scaled_call() -> dict[str, Any]:
     a, b = aligned(16, 64), aligned(64, 32)
     row, residual = torch.empty(32).bfloat16(), aligned(16, 32)
     operands = {"scale": row, "bias": row, "alpha": 0.5, "residual": residual}
-    return {"a": a, "b": b, "epilogue": SCALED, "operands": operands, "out": None, "forced": "auto"}
+    return {"a": a, "b": b, "epilogue": SCALED, "operands": operands, "out": None, "how": "auto"}
+
+
+def key_of(a: torch.Tensor, b: torch.Tensor, **others: Any) -> object:
+    return plan_key((a, b), **others)
 
 
 def key_with(**changes: Any) -> object:
     call = scaled_call()
     call["operands"] |= changes.pop("operands", {})
-    return plan_key(**(call | changes))
+    return key_of(**(call | changes))
 
 
 def test_plan_key_is_the_same_for_other_values() -> None:
@@ -307,7 +311,7 @@ def test_plan_key_is_the_same_for_other_values() -> None:
     # the order in which operands are given does not matter
     call = scaled_call()
     call["operands"] = dict(reversed(call["operands"].items()))
-    assert plan_key(**call) == key
+    assert key_of(**call) == key
 
 
 KEYS: dict[str, dict[str, Any]] = {
@@ -328,7 +332,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "operand stride": {"operands": {"residual": aligned(16, 64)[:, :32]}},
     "operand shape": {"operands": {"scale": torch.empty(1, 32).bfloat16()}},
     "scalar a tensor": {"operands": {"alpha": torch.empty(1)}},
-    "backend": {"forced": "sm80"},
+    "backend": {"how": "sm80"},
     "out": {"out": aligned(16, 32)},
     "stride of out": {"out": aligned(16, 64)[:, :32]},
     "alignment of out": {"out": shifted(16, 32, 1)},
@@ -348,7 +352,7 @@ def test_plan_key_differs_in_which_operand_is_a_number() -> None:
     tensor = torch.empty(1)
     a, b = aligned(16, 64), aligned(64, 32)
     keys = {
-        plan_key(a, b, two, {"first": first, "second": second}, None, "auto")
+        plan_key((a, b), two, {"first": first, "second": second}, None, "auto")
         for first, second in ((1.0, 2.0), (tensor, 2.0), (1.0, tensor), (tensor, tensor))
     }
     assert len(keys) == 4 and None not in keys
@@ -388,7 +392,7 @@ NO_KEY: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("make", NO_KEY.values(), ids=NO_KEY)
 def test_no_plan_for_what_goes_the_long_way(make: Callable[[], dict[str, Any]]) -> None:
-    assert plan_key(**make()) is None
+    assert key_of(**make()) is None
 
 
 def test_gradients_that_nobody_wants_do_not_count() -> None:
@@ -403,13 +407,26 @@ def test_no_plan_for_outputs_that_share_memory() -> None:
     """The key says nothing of where tensors lie, so a call that shares memory has to go where that is refused."""
     call = scaled_call()
     residual = call["operands"]["residual"]
-    assert plan_key(**(call | {"out": residual})) is None
-    assert plan_key(**(call | {"out": residual.clone()})) is not None
-    assert plan_key(**(call | {"out": call["a"][:, :32]})) is None
+    assert key_of(**(call | {"out": residual})) is None
+    assert key_of(**(call | {"out": residual.clone()})) is not None
+    assert key_of(**(call | {"out": call["a"][:, :32]})) is None
     buffer = aligned(32, 32)
     train = {"epilogue": TRAIN, "operands": {"bias": torch.empty(32)}}
-    assert plan_key(**(call | train | {"out": {"D": buffer[:16], "preact": buffer[16:]}})) is not None
-    assert plan_key(**(call | train | {"out": {"D": buffer[:16], "preact": buffer[8:24]}})) is None
+    assert key_of(**(call | train | {"out": {"D": buffer[:16], "preact": buffer[16:]}})) is not None
+    assert key_of(**(call | train | {"out": {"D": buffer[:16], "preact": buffer[8:24]}})) is None
+
+
+def test_a_plan_for_outputs_in_place_where_that_is_allowed() -> None:
+    x, two = aligned(16, 32), {"D": aligned(16, 32), "preact": aligned(16, 32)}
+    bias = {"bias": torch.empty(32)}
+    for out in (x, {"D": x}):
+        assert plan_key((x,), DEQUANT, bias, out, "auto", in_place=True) is None  # not its operands
+        assert plan_key((x,), ep.builders.bias(), bias, out, "auto", in_place=True) is not None
+        assert plan_key((x,), ep.builders.bias(), bias, out, "auto") is None
+    assert plan_key((x,), ep.builders.bias(), bias, x.view(32, 16), "auto", in_place=True) is None
+    assert plan_key((x,), TRAIN, bias, two, "auto", in_place=True) is not None
+    assert plan_key((x,), TRAIN, bias, two | {"D": x}, "auto", in_place=True) is not None
+    assert plan_key((x,), TRAIN, bias, {"D": two["D"], "preact": two["D"]}, "auto", in_place=True) is None
 
 
 def test_out_given_by_name_or_not_is_one_plan() -> None:
@@ -468,7 +485,7 @@ def test_tensors_inside_vmap_have_no_memory() -> None:
 
     def look(row: Tensor) -> Tensor:
         matrix = row.reshape(1, -1)
-        seen.append((has_memory(matrix), plan_key(matrix, weight, ep.builders.activation("relu"), {}, None, "auto")))
+        seen.append((has_memory(matrix), plan_key((matrix, weight), ep.builders.activation("relu"), {}, None, "auto")))
         return row
 
     weight = torch.randn(4, 5)

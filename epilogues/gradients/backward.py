@@ -108,6 +108,22 @@ class Gradient:
         kind = bind_kind(Operand(self.target, kind, 0), tuple(shape), tuple(m_shape), n)
         return repeated_dims(spread_shape(kind, tuple(shape), tuple(m_shape), n), tuple(accumulator))
 
+    def of(self, operand: Tensor | float, terms: Tensor, compute_dtype: torch.dtype = torch.float32) -> Tensor:
+        """The gradient of an operand, in its shape and dtype.
+
+        Args:
+            operand: as the forward was given it; of a number, the gradient has no dimensions and ``compute_dtype``.
+            terms: the output of the pass.
+            compute_dtype: what to sum in.
+        """
+        shape = operand.shape if isinstance(operand, Tensor) else ()
+        dims = self.dims(shape, terms.shape)
+        if dims:  # of no dimensions, sum means all
+            terms = terms.sum(dims, dtype=compute_dtype)
+        # the terms themselves where they are it: autograd minds two gradients that are one tensor, not two views of one
+        terms = terms if terms.shape == shape else terms.reshape(shape)
+        return terms.to(operand.dtype if isinstance(operand, Tensor) else compute_dtype)
+
     def __str__(self) -> str:
         how = "summed over what its kind says" if self.over is None else f"summed over {' and '.join(self.over)}"
         return f"{self.target}: output {self.output}" + (f", {how}" if self.over != () else "")
@@ -229,7 +245,7 @@ class Backward:
             for gradient in one.gradients:
                 value = outputs[gradient.output]
                 if gradient.target != ACCUMULATOR:
-                    value = _as_operand(gradient, value, operands, compute_dtype)
+                    value = gradient.of(_of(operands, gradient.target, "operand"), value, compute_dtype)
                 found[gradient.target] = value
         for target in self.zero:
             found[target] = self._zero(target, given, operands, compute_dtype)
@@ -277,18 +293,6 @@ class Backward:
         if self.zero:
             lines.append(f"zero: {', '.join(self.zero)}")
         return "\n".join(lines)
-
-
-def _as_operand(
-    gradient: Gradient, terms: Tensor, operands: Mapping[str, Tensor | float], compute_dtype: torch.dtype
-) -> Tensor:
-    """The terms of an operand's gradient, summed to its shape."""
-    given = _of(operands, gradient.target, "operand")
-    shape = given.shape if isinstance(given, Tensor) else ()
-    dims = gradient.dims(shape, terms.shape)
-    if dims:  # of no dimensions, sum means all
-        terms = terms.sum(dims, dtype=compute_dtype)
-    return terms.reshape(shape).to(given.dtype if isinstance(given, Tensor) else compute_dtype)
 
 
 def _by_name(what: str, given: Any, known: tuple[str, ...], role: str) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def derivative(
     outputs: Iterable[str] | None = None,
     dtype: torch.dtype | str | None = None,
     save_dtype: torch.dtype | str | None = None,
+    store: bool = True,
     m: int = 4096,
     n: int = 4096,
 ) -> Backward:
@@ -69,11 +70,14 @@ def derivative(
         dtype: the dtype of the GEMM's matrices, which outputs and operands have that name no other.  None: not
             known; bytes are counted for 16 bits.
         save_dtype: the dtype in which values are stored for the backward; None: that of a cast, else ``dtype``.
+        store: whether the forward may store values for the backward only.  If not, what the backward needs must follow
+            from the operands and the outputs.
         m: rows of the accumulator, to count bytes for.
         n: columns of the accumulator, to count bytes for.
 
     Raises:
-        EpilogueError: if a name is not one of the epilogue, or an extent is not positive.
+        EpilogueError: if a name is not one of the epilogue, an extent is not positive, or the backward needs the
+            accumulator and nothing may be stored.
         DtypeError: if a dtype is not one of the language.
     """
     forward = epilogue if isinstance(epilogue, Epilogue) else _checked(epilogue)
@@ -86,7 +90,11 @@ def derivative(
     sizes = Sizes(m, n, gemm_dtype or ASSUMED_DTYPE, None if save_dtype is None else dtype_name(save_dtype))
 
     differentiated = differentiate(forward, targets, from_outputs)
-    plan = choose(differentiated.forward, differentiated.needed(), sizes)
+    plan = choose(differentiated.forward, differentiated.needed(), sizes, store=store)
+    if plan.added and not store:
+        raise EpilogueError(
+            "the backward needs values that follow neither from operands nor from outputs, and none may be stored"
+        )
     return _Assembly(forward, differentiated, plan, sizes, gemm_dtype).backward(targets)
 
 

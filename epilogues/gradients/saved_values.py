@@ -87,26 +87,28 @@ class Plan:
     bytes_read: int
 
 
-def choose(tree: EpilogueTree, needed: Sequence[Node], sizes: Sizes) -> Plan:
+def choose(tree: EpilogueTree, needed: Sequence[Node], sizes: Sizes, *, store: bool = True) -> Plan:
     """The cheapest way to have the needed values in the backward.
 
     Args:
         tree: the forward epilogue.
         needed: values computed from nodes of the tree.
         sizes: what bytes are counted for.
+        store: whether the forward may store values for the backward's sake; if not, what it stores anyway has to
+            do, the accumulator among it where that is needed.
     """
     outputs: dict[int, Store] = {}
-    for store in tree.outputs:
-        known = outputs.get(id(store.value))
-        if known is None or sizes.output(store) < sizes.output(known):
-            outputs[id(store.value)] = store
+    for output in tree.outputs:
+        known = outputs.get(id(output.value))
+        if known is None or sizes.output(output) < sizes.output(known):
+            outputs[id(output.value)] = output
     costs: dict[int, int] = {}
     for node in tree.nodes:
         if isinstance(node, Operand):
             costs[id(node)] = sizes.operand(node)
         elif id(node) in outputs:
             costs[id(node)] = sizes.output(outputs[id(node)])
-    for node in _storable(tree):
+    for node in _storable(tree) if store else ():
         costs.setdefault(id(node), 2 * sizes.saved(node))
 
     cut = minimum_cut(needed, costs)

@@ -13,7 +13,6 @@ be exactly an input, anything else must not overlap.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,23 +46,31 @@ def launch(
         BuildError: if the kernel cannot be built or loaded.
         LaunchError: if the CUDA runtime refuses.
     """
-    library = load_elementwise(spec)
-    device = outputs[0].device
-    block = fill_block(layout, x, operands, outputs)
+    block = fill_block(block_template(layout), x, operands, outputs)
+    start(load_elementwise(spec), block, outputs[0], spec.title)
+
+
+def start(library: ctypes.CDLL, block: ElementwiseArguments, output: Tensor, title: str) -> None:
+    """Starts a loaded kernel on the current stream of the main output's device.
+
+    Raises:
+        LaunchError: if the CUDA runtime refuses; says the kernel's title.
+    """
+    device = output.device
     code = library.elementwise_run(ctypes.byref(block), torch.cuda.current_stream(device).cuda_stream)
     if code != 0:
         words = library.elementwise_error_text(code).decode()
-        raise LaunchError(f"{spec.title}: CUDA says: {words} (shape {tuple(outputs[0].shape)})")
+        raise LaunchError(f"{title}: CUDA says: {words} (shape {tuple(output.shape)})")
 
 
 def fill_block(
-    layout: Layout,
+    template: bytes,
     x: Tensor,
     operands: Sequence[Tensor | float],
     outputs: Sequence[Tensor],
 ) -> ElementwiseArguments:
-    """The argument block of one launch."""
-    block = ElementwiseArguments.from_buffer_copy(_block(layout))
+    """The argument block of one launch, made of that of all launches."""
+    block = ElementwiseArguments.from_buffer_copy(template)
     for argument, given in zip(block.inputs, (x, *operands), strict=False):
         if isinstance(given, Tensor):
             argument.data = given.data_ptr()
@@ -74,16 +81,15 @@ def fill_block(
     return block
 
 
-@functools.lru_cache(maxsize=1024)
-def _block(layout: Layout) -> ElementwiseArguments:
-    """The block without what may differ from launch to launch: pointers and numbers."""
+def block_template(layout: Layout) -> bytes:
+    """The argument block without what may differ from launch to launch: pointers and numbers."""
     block = ElementwiseArguments(columns=layout.columns, pieces_per_row=layout.pieces_per_row, wrap=layout.wrap)
     for place, extent in enumerate(layout.outer):
         block.outer[place] = extent
     for arguments, placements in ((block.inputs, layout.inputs), (block.outputs, layout.outputs)):
         for argument, placement in zip(arguments, placements, strict=False):
             _place(argument, placement)
-    return block
+    return bytes(block)
 
 
 def _place(argument: ctypes.Structure, placement: Placement) -> None:

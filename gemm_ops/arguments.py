@@ -1,0 +1,63 @@
+"""What people may give as an epilogue, its operands and ``out``, and what they get.
+
+    >>> as_epilogue("gelu", has_bias=True)
+    <Epilogue bias_gelu ...>
+
+An epilogue is given as an :class:`epilogues.Epilogue`, as the name of an activation ("gelu", "relu", ...), which
+stands for ``builders.bias_activation`` if a ``bias`` is given and ``builders.activation`` if not, or as None: no
+activation.  A result is one tensor, or a dictionary by output name if the epilogue has several outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from epilogues import Epilogue, builders
+from epilogues.tree import MAIN_OUTPUT
+
+EpilogueLike = Epilogue | str | None
+Outputs = Tensor | dict[str, Tensor]
+
+
+def as_epilogue(epilogue: EpilogueLike, has_bias: bool) -> Epilogue:
+    """The epilogue that a call means; see the module's first page.
+
+    Raises:
+        EpilogueError: an activation of that name is not known.
+        TypeError: for anything that is no epilogue.
+    """
+    if isinstance(epilogue, Epilogue):
+        return epilogue
+    if epilogue is None or isinstance(epilogue, str):
+        return builders.bias_activation(epilogue) if has_bias else builders.activation(epilogue)
+    hint = ""
+    if isinstance(epilogue, torch.nn.Module):
+        hint = "; make one of it, epilogues.epilogue(module), or name the activation"
+    elif callable(epilogue):
+        hint = "; decorate the function with @epilogues.epilogue"
+    raise TypeError(f"epilogue should be an Epilogue, a name or None, got {type(epilogue).__name__}{hint}")
+
+
+def without_absent_bias(epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+    """The operands without ``bias=None``, which is F.linear's way to say that there is no bias."""
+    if operands.get("bias", 0) is None and "bias" not in epilogue.operands:
+        return {name: value for name, value in operands.items() if name != "bias"}
+    return operands
+
+
+def outputs_by_name(out: Tensor | Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+    """What was given as ``out``, by name; empty for None."""
+    if out is None:
+        return {}
+    return {MAIN_OUTPUT: out} if isinstance(out, Tensor) else out
+
+
+def results_of(outputs: dict[str, Tensor]) -> Outputs:
+    """The one output, or all by name."""
+    if len(outputs) == 1:
+        (result,) = outputs.values()
+        return result
+    return outputs

@@ -1,0 +1,43 @@
+"""Asking for a backend by name, within a context.
+
+>>> with gemm_ops.use_backend("reference"):
+...     y = gemm_ops.linear(x, weight, "gelu", bias=bias)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+BACKENDS = ("auto", "sm90", "sm80", "reference")
+
+_forced: contextvars.ContextVar[str] = contextvars.ContextVar("gemm_ops_backend", default="auto")
+
+
+@contextlib.contextmanager
+def use_backend(backend: str) -> Iterator[None]:
+    """Within the context, compute with this backend and no other.
+
+        >>> with gemm_ops.use_backend("sm80"):
+        ...     y = gemm_ops.linear(x, weight, "gelu", bias=bias)
+
+    Args:
+        backend: "sm90", "sm80", "reference", or "auto" for the default choice.
+
+    Raises:
+        ValueError: for any other name.  Calls inside raise :class:`UnsupportedProblemError` where the backend
+            cannot take the problem, and :class:`BuildError` where its kernel cannot be built.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend should be one of {', '.join(BACKENDS)}, got {backend!r}")
+    token = _forced.set(backend)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def forced_backend() -> str:
+    """The backend that :func:`use_backend` asks for here, or "auto"."""
+    return _forced.get()

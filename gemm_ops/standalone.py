@@ -1,0 +1,117 @@
+"""``apply``: an epilogue on a tensor that is there already, as one kernel.  What people call.
+
+    >>> y = gemm_ops.apply(x, "gelu", bias=bias)
+    >>> y = scaled_residual.elementwise(x, scale=s, residual=r)         # the same of a declared epilogue
+    >>> gemm_ops.apply(x, "relu", out=x)                                # in place
+
+x takes the accumulator's place: its last dimension is the N that rows run along, the product of the others the M.  What
+can be said of operands and outputs is what :func:`gemm_ops.matmul` says.
+
+A call that is alike an earlier one goes straight to that one's kernel (:mod:`gemm_ops.elementwise_plan`).  One that
+autograd records or that PyTorch traces goes by way of the operator (:mod:`gemm_ops.operators`), and so does its
+backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from epilogues import Epilogue, EpilogueError
+from epilogues.tree import MAIN_OUTPUT
+
+from .addressing.views import has_memory
+from .arguments import EpilogueLike, Outputs, as_epilogue, outputs_by_name, results_of, without_absent_bias
+from .elementwise_call import (
+    bind_elementwise,
+    compute_by_operations,
+    compute_elementwise,
+    find_walk,
+    make_elementwise_plan,
+    runs_kernels,
+)
+from .forcing import forced_backend
+from .operators import compute_differentiably, flatten
+from .plan import find_plan, plan_key, remember_plan
+
+
+def apply(
+    x: Tensor,
+    epilogue: EpilogueLike,
+    /,
+    *,
+    out: Tensor | Mapping[str, Tensor] | None = None,
+    **operands: Tensor | float,
+) -> Outputs:
+    """``epilogue(x)`` in one kernel that reads every tensor once and writes every output once.
+
+        >>> y = gemm_ops.apply(x, "silu", bias=bias)
+
+    Args:
+        x: (..., N), of any strides; float16, bfloat16 or float32 to be fused.  Computed in fp32.
+        epilogue: what is done to each element, as in :func:`gemm_ops.matmul`.
+        out: where to write: a tensor of x's shape, with any strides, or one for each output by name.  It may be
+            exactly x, or exactly an operand, but not overlap with one otherwise.
+        operands: the epilogue's operands, as in :func:`gemm_ops.matmul`: rows (N,), columns of x's leading dimensions,
+            matrices of x's shape, scalars; dimensions broadcast as in PyTorch.
+
+    Returns:
+        A tensor of x's shape and strides in the epilogue's output dtype (x's where it names none); a dictionary of such
+        tensors if there are several outputs.  Differentiable, with a backward of one kernel for most epilogues.
+
+    Raises:
+        ProblemError: x or out is no tensor that can be computed with.
+        EpilogueError: the operands are not the epilogue's.
+        BuildError: the kernel does not compile.
+        UnsupportedProblemError: within ``use_backend("sm90")`` or ``"sm80"``, which here mean one kernel, whichever
+            the device: none takes the call.
+    """
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return _traced(x, epilogue, out, operands)
+    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    key = None
+    if isinstance(x, Tensor) and runs_kernels(x.device):
+        key = plan_key((x,), chosen, operands, out, forced_backend(), in_place=True)
+        if key is not None and (found := find_plan(key)) is not None:
+            return results_of(found.run(x, operands, outputs_by_name(out)))
+    call = bind_elementwise(x, chosen, without_absent_bias(chosen, operands), out)
+    if call.differentiable:
+        if not has_memory(x):  # within a transform of torch.func, which operators do not take part in
+            return results_of(compute_by_operations(call))
+        return results_of(compute_differentiably(call.x, chosen, call.given))
+    walk = find_walk(call)
+    if key is None or isinstance(walk, str):
+        return results_of(compute_elementwise(call, walk))
+    plan = make_elementwise_plan(call, walk)
+    remember_plan(key, plan)
+    return results_of(plan.run(call.x, call.in_memory, call.out))
+
+
+def _traced(
+    x: Tensor, epilogue: EpilogueLike, out: Tensor | Mapping[str, Tensor] | None, operands: Mapping[str, Tensor | float]
+) -> Outputs:
+    """The call as a graph has it: one operator, and copies to what was given as ``out``.
+
+    PyTorch's compiler traces this function, so it does no more than hand over.
+    """
+    if isinstance(epilogue, Epilogue):
+        text, names, outputs = epilogue.text, tuple(epilogue.operands), epilogue.outputs
+    else:
+        has_bias = operands.get("bias") is not None
+        text = f"{'bias_activation' if has_bias else 'activation'} {epilogue or ''}"
+        names, outputs = ("bias",) if has_bias else (), (MAIN_OUTPUT,)
+    for name in names:
+        if operands.get(name) is None:
+            raise EpilogueError(f"operand {name} is missing; the epilogue has {', '.join(names)}")
+    for name, value in operands.items():
+        if name not in names and value is not None:
+            raise EpilogueError(f"operand {name} is unknown; the epilogue has {', '.join(names) or 'none'}")
+    found = torch.ops.gemm_ops.apply(*flatten(x, text, names, operands, len(outputs)))
+    results = dict(zip(outputs, found, strict=True))
+    for name, buffer in outputs_by_name(out).items():
+        buffer.copy_(results[name])
+        results[name] = buffer
+    return results_of(results)

@@ -7,8 +7,9 @@
     >>> outputs = make_plan(call, decision).run(call.a, call.b, call.tensors, call.out)
 
 The layers: ``problem``, ``operands`` and ``outputs`` read the tensors; :func:`decide` asks the families
-(``kernels/selection``, ``addressing``) in order of preference and falls back to the reference backend with a reason;
-then a plan launches the built kernel (``plan``, ``runtime/library``), or :func:`compute_unfused` runs ``fallback``.
+(``kernels/selection``, ``addressing``) in order of preference and falls back, with a reason, to cuBLAS and one kernel
+for the epilogue (``two_passes``), or to the reference backend; then a plan launches the built kernels (``plan``,
+``two_passes``), or :func:`compute_unfused` runs ``fallback``.
 
 Falling back is announced once per reason with a :class:`FallbackWarning`.  A backend asked for by name with
 :func:`use_backend` never falls back: it raises.
@@ -35,6 +36,8 @@ from .addressing.views import given_view, has_memory, new_view, pitch_of, read_r
 from .announce import announce
 from .build.cache import find_library
 from .build.toolchain import find_toolchain
+from .elementwise.spec import ElementwiseSpec
+from .elementwise_call import Walk
 from .errors import ProblemError, ToolchainError, UnsupportedProblemError
 from .fallback import run_reference
 from .forcing import forced_backend
@@ -46,6 +49,7 @@ from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
 from .runtime.loading import is_loaded
+from .two_passes import TwoPasses, compute_recorded, find_tail
 
 
 @dataclass(frozen=True)
@@ -53,22 +57,26 @@ class Decision:
     """Which backend computes a call, and why.
 
     Attributes:
-        backend: "sm90", "sm80", or "reference" (PyTorch).
-        kernel: the kernel configuration's name; None for the reference backend.
+        backend: "sm90", "sm80", "cublas" (PyTorch's product, then the epilogue in one kernel), or "reference" (PyTorch,
+            operation by operation).
+        kernel: the fused kernel configuration's name; None for other backends.
         reason: why this backend, in words.
-        spec: the kernel, for :func:`gemm_ops.build_kernels`; None for the reference backend.
-        addressing: how the tensors reach the kernel; None for the reference backend.
+        spec: the kernel, for :func:`gemm_ops.build_kernels`, of "cublas" that of the epilogue; None for the reference
+            backend.
+        addressing: how the tensors reach a fused kernel; None for other backends.
         routes: the same in words, a line for each tensor: as it is, at its own alignment, or copied first, and why.
-        loss: whether falling back to the reference backend loses something the user may want to know of.
+        loss: whether not fusing loses something the user may want to know of.
+        tail: how the epilogue of "cublas" is computed; None for other backends.
     """
 
     backend: str
     kernel: str | None
     reason: str
-    spec: KernelSpec | None = dataclasses.field(default=None, repr=False)
+    spec: KernelSpec | ElementwiseSpec | None = dataclasses.field(default=None, repr=False)
     addressing: Addressing | None = dataclasses.field(default=None, repr=False)
     routes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     loss: bool = dataclasses.field(default=False, repr=False)
+    tail: Walk | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -160,41 +168,54 @@ def decide(call: Call) -> Decision:
     forced = forced_backend()
     if forced == "reference":
         return Decision("reference", None, "asked for with use_backend")
+    if forced == "cublas":
+        return _decide_two_passes(call, "asked for with use_backend", loss=False)
+    found = _decide_fused(call, forced)
+    if isinstance(found, Decision):
+        return found
+    reason, loss = found
+    if forced != "auto":
+        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")
+    return _decide_two_passes(call, reason, loss=loss)
+
+
+def _decide_fused(call: Call, forced: str) -> Decision | tuple[str, bool]:
+    """The fused kernel; or why there is none, and whether something is lost by that."""
     problem = call.problem
     on_cuda = problem.device.type == "cuda"
-    reason, loss = "", True
     if call.differentiable:
-        reason, loss = "an argument requires grad, and the fused kernels have no backward pass yet", on_cuda
-    elif not on_cuda:
-        reason = f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices"
-    elif not call.is_in_memory:
-        reason = "a tensor has no memory of its own, being inside torch.vmap, or fake"
-    else:
-        reason = problem_refusal(problem, len(call.operands), len(call.tree.outputs))
-        loss = not call.is_empty
-    if reason:
-        return _fall_back(forced, reason, loss=loss)
+        return "an argument requires grad, and the fused kernels have no backward pass yet", on_cuda
+    if not on_cuda:
+        return f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices", True
+    if not call.is_in_memory:
+        return "a tensor has no memory of its own, being inside torch.vmap, or fake", True
+    if refusal := problem_refusal(problem, len(call.operands), len(call.tree.outputs)):
+        return refusal, not call.is_empty
     capability = torch.cuda.get_device_capability(problem.device)
     assert problem.element is not None
     target = Target(capability, multiprocessor_count(problem.device))
     selection = _select(call.tree, problem.element, call.request, forced, target)
     spec = selection.spec
     if spec is None:
-        return _fall_back(forced, selection.reason, loss=True)
+        return selection.reason, True
     if not is_loaded(spec) and find_library(spec) is None:
         try:
             find_toolchain()
         except ToolchainError as error:
             if forced != "auto":
                 raise
-            return _fall_back(forced, f"the kernel is not built yet and cannot be: {error}", loss=True)
+            return f"the kernel is not built yet and cannot be: {error}", True
     reason = f"compute capability {capability[0]}.{capability[1]}"
     return Decision(spec.config.family, spec.config.name, reason, spec, selection.addressing, _routes(call, selection))
 
 
-def _fall_back(forced: str, reason: str, *, loss: bool) -> Decision:
-    if forced != "auto":
-        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")
+def _decide_two_passes(call: Call, reason: str, *, loss: bool) -> Decision:
+    """CuBLAS and one kernel for the epilogue, or PyTorch operation by operation where that is not possible."""
+    tail = find_tail(call)
+    if not isinstance(tail, str):
+        return Decision("cublas", None, reason, tail.spec, tail=tail, loss=loss)
+    if forced_backend() == "cublas":
+        raise UnsupportedProblemError(f"the backend 'cublas' cannot compute this: {tail}")
     return Decision("reference", None, reason, loss=loss)
 
 
@@ -229,16 +250,25 @@ def multiprocessor_count(device: torch.device) -> int:
 
 
 def compute_unfused(call: Call, decision: Decision) -> dict[str, Tensor]:
-    """Computes the call with the reference backend, saying so once; outputs by name."""
-    if decision.loss:
-        announce(f"computed by the PyTorch reference backend, not fused: {decision.reason}")
-    transformed = call.differentiable or not call.is_in_memory
-    results = run_reference(call.epilogue.tree, call.a, call.b, call.given, transformed=transformed)
+    """Computes a call that has no plan: with PyTorch, or recorded by autograd; outputs by name."""
+    if decision.backend == "cublas":
+        results = compute_recorded(call)
+    else:
+        transformed = call.differentiable or not call.is_in_memory
+        results = run_reference(call.epilogue.tree, call.a, call.b, call.given, transformed=transformed)
     for name, buffer in call.out.items():
         buffer.copy_(results[name])
     if call.padded_output:
         return {name: _padded(result, call.problem) for name, result in results.items()}
     return call.out or results
+
+
+def announce_fallback(decision: Decision) -> None:
+    """Says once that a call is not fused, and why."""
+    if decision.loss:
+        two_passes = decision.backend == "cublas"
+        how = "cuBLAS and a kernel for the epilogue" if two_passes else "the PyTorch reference backend"
+        announce(f"computed by {how}, not fused: {decision.reason}")
 
 
 def _padded(result: Tensor, problem: Problem) -> Tensor:
@@ -247,10 +277,14 @@ def _padded(result: Tensor, problem: Problem) -> Tensor:
     return torch.nn.functional.pad(result, (0, more))[..., : problem.n] if more else result
 
 
-def make_plan(call: Call, decision: Decision) -> Plan:
-    """The plan of a call for the kernel decided on, which is built and loaded if need be.
+def make_plan(call: Call, decision: Decision) -> Plan | TwoPasses | None:
+    """The plan of a call for what was decided, its kernel built and loaded if need be; None where there are no plans.
 
     Raises:
         BuildError: if the kernel has to be built and cannot be.
     """
+    if decision.tail is not None and not call.differentiable:
+        return TwoPasses(call, decision.tail)
+    if decision.addressing is None:
+        return None
     return Plan(call, decision, multiprocessor_count(call.problem.device))

@@ -36,7 +36,7 @@ def run_reference(
     compute = torch.float64 if a.dtype == torch.float64 else torch.float32
     # the matrices have autocast's dtype already; the accumulator and the epilogue are not to be rounded to it
     with without_autocast(a.device.type):
-        accumulator = _accumulate(a, b, transformed)
+        accumulator = product(a, b, rounded=transformed).to(compute)
         return evaluate(tree, accumulator, operands, compute_dtype=compute, out_dtype=a.dtype)
 
 
@@ -46,12 +46,25 @@ def without_autocast(device_type: str) -> contextlib.AbstractContextManager[obje
     return torch.autocast(device_type, enabled=False) if available else contextlib.nullcontext()
 
 
-def _accumulate(a: Tensor, b: Tensor, transformed: bool) -> Tensor:
-    if a.dtype not in _SIXTEEN_BITS:
+def product(a: Tensor, b: Tensor, *, rounded: bool) -> Tensor:
+    """``a @ b``, of 16-bit matrices in fp32 where PyTorch has that.
+
+    Args:
+        a, b: (..., M, K) and (..., K, N).
+        rounded: whether it is to be in the matrices' dtype on devices: what autograd and vmap take.
+    """
+    if product_dtype(a, b, rounded=rounded) == a.dtype:
         return torch.matmul(a, b)
     if a.device.type == "cpu":
         return torch.matmul(a.float(), b.float())
-    if transformed or b.ndim > 2 or a.device.type != "cuda":
-        return torch.matmul(a, b).float()
     flat = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     return torch.mm(flat, b, out_dtype=torch.float32).reshape(*a.shape[:-1], b.shape[-1])
+
+
+def product_dtype(a: Tensor, b: Tensor, *, rounded: bool) -> torch.dtype:
+    """The dtype of :func:`product`."""
+    if a.dtype not in _SIXTEEN_BITS:
+        return a.dtype
+    if a.device.type == "cpu":
+        return torch.float32
+    return a.dtype if rounded or b.ndim > 2 or a.device.type != "cuda" else torch.float32

@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
-BACKENDS = ("auto", "sm90", "sm80", "reference")
+BACKENDS = ("auto", "sm90", "sm80", "cublas", "reference")
 
 _forced: contextvars.ContextVar[str] = contextvars.ContextVar("gemm_ops_backend", default="auto")
 
@@ -23,7 +23,8 @@ def use_backend(backend: str) -> Iterator[None]:
         ...     y = gemm_ops.linear(x, weight, "gelu", bias=bias)
 
     Args:
-        backend: "sm90", "sm80", "reference", or "auto" for the default choice.
+        backend: "sm90" or "sm80", a fused kernel; "cublas", PyTorch's product and one kernel for the epilogue;
+            "reference", PyTorch operation by operation; or "auto" for the default choice.
 
     Raises:
         ValueError: for any other name.  Calls inside raise :class:`UnsupportedProblemError` where the backend

@@ -16,7 +16,7 @@ from torch import Tensor
 from epilogues import Epilogue
 
 from .arguments import EpilogueLike, Outputs, as_epilogue, outputs_by_name, results_of, without_absent_bias
-from .dispatch import Call, Decision, bind_call, compute_unfused, decide, make_plan
+from .dispatch import Call, Decision, announce_fallback, bind_call, compute_unfused, decide, make_plan
 from .errors import ProblemError
 from .forcing import forced_backend
 from .plan import find_plan, plan_key, remember_plan
@@ -74,9 +74,10 @@ def _matmul(
         return results_of(found.run(a, b, operands, outputs_by_name(out)))
     call = _bind(a, b, chosen, out, operands, padded_output)
     decision = decide(call)
-    if decision.spec is None:
-        return results_of(compute_unfused(call, decision))
+    announce_fallback(decision)
     plan = make_plan(call, decision)
+    if plan is None:
+        return results_of(compute_unfused(call, decision))
     if key is not None:
         remember_plan(key, plan)
     return results_of(plan.run(call.a, call.b, call.tensors, call.out))

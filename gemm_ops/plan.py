@@ -26,6 +26,7 @@ from epilogues.dtypes import torch_dtype
 
 from .addressing import Placement
 from .copies import copy_matrix, copy_operand
+from .kernels.spec import KernelSpec
 from .operands import spread
 from .outputs import empty_padded, is_same, overlap
 from .runtime.abi import GemmArguments
@@ -43,7 +44,7 @@ class Plan:
 
     def __init__(self, call: Call, decision: Decision, multiprocessors: int) -> None:
         spec, addressing = decision.spec, decision.addressing
-        assert spec is not None and addressing is not None
+        assert isinstance(spec, KernelSpec) and addressing is not None
         self.epilogue = call.epilogue  # also keeps its id from being given to another
         self.kernel = load_kernel(spec)
         self.problem = call.problem

@@ -122,5 +122,6 @@ _BACKENDS = {
     "auto": "what gemm_ops picks for the device and the problem",
     "sm90": "TMA and warp-specialised kernels for Hopper",
     "sm80": "cp.async kernels for Ampere, Ada and later",
+    "cublas": "PyTorch's product, then one kernel for the whole epilogue",
     "reference": "unfused PyTorch, on any device",
 }

@@ -55,6 +55,9 @@ def print_header(
     console.print(f"shape-sweeps: {cases} cases on {device} ({name}), torch {environment['torch']}{cuda}, {timed}")
 
 
+_UNFUSED = {"cublas": "cuBLAS and one kernel for the epilogue", "reference": "the PyTorch reference"}
+
+
 class Progressing(Observer):
     """Shows how a sweep gets on; a context manager, which clears the progress bar at its end.
 
@@ -86,12 +89,12 @@ class Progressing(Observer):
         self._cases = len(records)
         routes = [record.route for record in records]
         counts = Counter((route.backend, route.reason) for route in routes if route is not None)
-        fused = sum(count for (backend, _), count in counts.items() if backend not in (None, "reference"))
+        fused = sum(count for (backend, _), count in counts.items() if backend in ("sm90", "sm80"))
         if fused:
             self._console.print(f"backend: a fused kernel for {fused} of {len(records)} cases")
         for (backend, reason), count in counts.items():
-            if backend == "reference":
-                text = f"backend: the PyTorch reference for {count} of {len(records)} cases: {reason}"
+            if backend in _UNFUSED:
+                text = f"backend: {_UNFUSED[backend]} for {count} of {len(records)} cases: {reason}"
                 self._console.print(text)
 
     def building(self, kernels: int) -> None:

@@ -432,7 +432,7 @@ def test_no_announcement_where_nothing_is_lost(caught: list[warnings.WarningMess
     assert not caught
 
 
-@pytest.mark.parametrize("backend", ["sm90", "sm80"])
+@pytest.mark.parametrize("backend", ["sm90", "sm80", "cublas"])
 def test_a_backend_asked_for_does_not_fall_back(backend: str) -> None:
     a, b, bias = problem(torch.bfloat16)
     for call in (gemm_ops.backend_for, matmul):
@@ -464,7 +464,7 @@ def test_backends_nest() -> None:
 
 def test_backend_that_does_not_exist() -> None:
     with (
-        pytest.raises(ValueError, match="one of auto, sm90, sm80, reference, got 'nonsense'"),
+        pytest.raises(ValueError, match="one of auto, sm90, sm80, cublas, reference, got 'nonsense'"),
         gemm_ops.use_backend("nonsense"),
     ):
         pytest.fail("entered")

@@ -4,7 +4,8 @@
 
 Each contender is a CUDA graph of several calls; graphs are replayed in interleaved rounds, and medians compared.
 Results are checked against fp64 first.  Bandwidth counts every tensor read and written once, and is given as a share of
-what ``Tensor.copy_`` of an aligned matrix of the same size reaches in the same rounds.
+what ``Tensor.copy_`` of an aligned matrix of the same size reaches in the same rounds.  Beside small tensors stands
+what one elementwise kernel of PyTorch takes: ``torch.add`` of two of them, and ``F.gelu`` of one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import epilogues as ep
 import gemm_ops
 from epilogues import Aux, Row
 
-SHAPES = ((8192, 8192), (4096, 11008), (8192, 8191), (4096, 11007), (8192, 4093), (512, 512), (512, 511), (65536, 10))
+SHAPES = (
+    *((8192, 8192), (4096, 11008), (8192, 8191), (4096, 11007), (8192, 4093), (65536, 10)),
+    *((512, 1024), (512, 512), (512, 511), (64, 512)),
+)
 
 
 @ep.epilogue
@@ -72,15 +76,22 @@ def measure_chain(name: str, m: int, n: int) -> str:
         "fused": lambda: gemm_ops.apply(x, epilogue, out=out, **given),
         "eager": lambda: eager(x, *given.values()),
     }
-    if m * n > 2**22:
-        compiled = torch.compile(eager)
-        compiled(x, *given.values())
-        contenders["compile"] = lambda: compiled(x, *given.values())
-    times = measure(contenders, dict.fromkeys(contenders, 4 if m * n > 2**22 else 20))
+    torch.compiler.reset()  # kernels for this shape, not for any
+    compiled = torch.compile(eager, dynamic=False)
+    compiled(x, *given.values())
+    contenders["compile"] = lambda: compiled(x, *given.values())
+    matrix = list(given.values())[-1]
+    alone: dict[str, Callable[[], object]] = {}
+    if m * n <= 2**20:
+        alone = {"add": lambda: torch.add(x, matrix), "gelu": lambda: F.gelu(x, approximate="tanh")}
+    times = measure({**contenders, **alone}, dict.fromkeys((*contenders, *alone), 4 if m * n > 2**22 else 20))
     moved = sum(value.numel() for value in (x, out, *given.values()))
-    of_copy = {key: moved / times[key] / (2 * aligned[0].numel() / times["copy"]) for key in times if key != "copy"}
-    shares = ", ".join(f"{key} {times[key]:6.1f} us ({share:.2f})" for key, share in of_copy.items())
-    return f"{name:18} {f'{m} x {n}':12} copy {times['copy']:5.1f} us, {shares}"
+    of_copy = {
+        key: moved / times[key] / (2 * aligned[0].numel() / times["copy"]) for key in contenders if key != "copy"
+    }
+    shares = ", ".join(f"{key} {times[key]:6.2f} us ({share:.2f})" for key, share in of_copy.items())
+    single = "".join(f", one {key} {times[key]:.2f} us" for key in alone)
+    return f"{name:18} {f'{m} x {n}':12} copy {times['copy']:5.2f} us, {shares}{single}"
 
 
 def main() -> None:

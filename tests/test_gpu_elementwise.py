@@ -1,4 +1,4 @@
-"""Standalone elementwise kernels on a GPU: every operation, layouts, tails, guards, in place, graphs, huge tensors."""
+"""Standalone elementwise kernels on a GPU: operations, layouts, guards, huge tensors; gradients; tails of products."""
 
 from __future__ import annotations
 
@@ -115,3 +115,103 @@ def test_more_than_2_31_elements() -> None:
     assert isinstance(result, torch.Tensor)
     for rows in (slice(0, 5), slice(2**31 // 33 - 3, 2**31 // 33 + 3), slice(65_999_990, None)):
         torch.testing.assert_close(result[rows], torch.relu(x[rows] + bias), rtol=1e-2, atol=1e-2)
+
+
+# Gradients, graphs of the compiler, and tails of products.
+
+
+@ep.epilogue
+def bias_gelu_gate(acc, bias: Row, gate: Aux):
+    return ep.gelu(acc + bias, approximate="tanh") * gate
+
+
+@pytest.mark.parametrize("shape", [(256, 512), (3, 65, 129)], ids=str)
+def test_gradients(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(each, device="cuda").to(BF16) for each in (shape, shape[-1:], shape)]
+    grad = torch.randn(shape, device="cuda").to(BF16)
+    x, bias, gate = (tensor.clone().requires_grad_() for tensor in given)
+    result = gemm_ops.apply(x, bias_gelu_gate, bias=bias, gate=gate)
+    assert isinstance(result, torch.Tensor)
+    result.backward(grad)
+    exact = [tensor.double().requires_grad_() for tensor in given]
+    bias_gelu_gate.reference(
+        exact[0], compute_dtype=torch.float64, keep_casts=False, bias=exact[1], gate=exact[2]
+    ).backward(grad.double())
+    for one, other in zip((x, bias, gate), exact, strict=True):
+        assert one.grad is not None and other.grad is not None and one.grad.dtype == BF16
+        error = (one.grad.double() - other.grad).norm() / other.grad.norm()
+        assert error < 2.0**-8, error.item()
+
+
+def test_a_warm_backward_synchronises_nothing_and_can_be_captured() -> None:
+    x = torch.randn(64, 1001, device="cuda", dtype=BF16, requires_grad=True)
+
+    def step() -> torch.Tensor:
+        result = gemm_ops.apply(x, "gelu")
+        assert isinstance(result, torch.Tensor)
+        return torch.autograd.grad(result, x, torch.ones_like(result))[0]
+
+    expected = step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    assert torch.equal(captured, expected)
+
+
+def test_compiled_by_inductor_without_graph_breaks() -> None:
+    def model(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        y = gemm_ops.apply(x @ weight.t(), bias_gelu_gate, bias=bias, gate=gate)
+        return torch.sin(y).sum(-1)  # type: ignore[arg-type]
+
+    torch.manual_seed(0)
+    given = [torch.randn(each, device="cuda", dtype=BF16) for each in ((64, 32), (40, 32), (40,), (64, 40))]
+    one, other = ([tensor.clone().requires_grad_() for tensor in given] for _ in range(2))
+    expected, result = model(*one), torch.compile(model, fullgraph=True)(*other)
+    torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+    expected.sum().backward()
+    result.sum().backward()
+    for left, right in zip(one, other, strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=5e-2, atol=5e-1)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+@pytest.mark.parametrize("lead", [(), (3,)], ids=["matrix", "batch"])
+def test_tail_of_a_product(dtype: torch.dtype, lead: tuple[int, ...]) -> None:
+    """cuBLAS, then one kernel: by name, and where no fused kernel takes the dtype."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(shape, device="cuda").to(dtype) for shape in ((*lead, 33, 72), (*lead, 72, 41)))
+    bias, gate = torch.randn(41, device="cuda").to(dtype), torch.randn(*lead, 33, 41, device="cuda").to(dtype)
+    exact = bias_gelu_gate.reference(
+        a.double() @ b.double(), compute_dtype=torch.float64, keep_casts=False, bias=bias, gate=gate
+    )
+    backends = ("cublas", "auto") if dtype == torch.float32 else ("cublas",)
+    limit = {BF16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-10}[dtype]
+    for backend in backends:
+        with gemm_ops.use_backend(backend):
+            assert gemm_ops.backend_for(a, b, bias_gelu_gate, bias=bias, gate=gate).backend == "cublas"
+            for _ in range(2):  # planned, and by the plan
+                out = torch.full((*lead, 33, 41), float("nan"), device="cuda", dtype=dtype)
+                for given in ({}, {"out": out}, {"padded_output": True}):
+                    result = gemm_ops.matmul(a, b, bias_gelu_gate, bias=bias, gate=gate, **given)  # type: ignore[arg-type]
+                    assert isinstance(result, torch.Tensor) and result.dtype == dtype
+                    error = (result.double() - exact).norm() / exact.norm()
+                    assert error < limit, (backend, list(given), error.item())
+
+
+def test_training_through_a_product() -> None:
+    torch.manual_seed(0)
+    layer = gemm_ops.FusedLinear(72, 41, epilogue="gelu", device="cuda", dtype=BF16)
+    other = torch.nn.Linear(72, 41, device="cuda", dtype=torch.float64)
+    other.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    x = torch.randn(33, 72, device="cuda").to(BF16).requires_grad_()
+    y = x.detach().double().requires_grad_()
+    result, exact = layer(x), torch.nn.functional.gelu(other(y))
+    assert (result.double() - exact).norm() / exact.norm() < 2.0**-7
+    weights = torch.randn(33, 41, device="cuda")
+    (result * weights).sum().backward()
+    (exact * weights.double()).sum().backward()
+    for one, two in ((x, y), (layer.weight, other.weight), (layer.bias, other.bias)):
+        assert one.grad is not None and two.grad is not None
+        assert (one.grad.double() - two.grad).norm() / two.grad.norm() < 2.0**-6

@@ -33,7 +33,6 @@ _SHIM = """
 #include <cstdint>
 #include <cstdio>
 #include <type_traits>
-struct alignas(16) uint4 { unsigned x, y, z, w; };
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
   return static_cast<unsigned>(((static_cast<uint64_t>(high) << 32) | low) >> (bits & 31));
@@ -100,8 +99,8 @@ extern "C" void find(ElementwiseArguments const* args, int wide, int64_t piece, 
 
 #: The header's memory accesses, and what is checked before each.
 _ACCESSES = {
-    r"uint4 read_part\(char const\* from\) {": "check(from, 16, false);",
-    r"void write_part\(char\* to, uint4 part\) {": "check(to, 16, true);",
+    r"Part<kWords> read_part\(char const\* from\) {": "check(from, 4 * kWords, false);",
+    r"void write_part\(char\* to, Part<kWords> part\) {": "check(to, 4 * kWords, true);",
     r"Bits read_element\(char const\* from\) {": "check(from, sizeof(Bits), false);",
     r"void write_element\(char\* to, Bits bits\) {": "check(to, sizeof(Bits), true);",
 }

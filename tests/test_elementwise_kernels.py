@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 import epilogues as ep
 from epilogues import Aux, Row
 from epilogues.tree import Accumulator, Constant, EpilogueTree, Kind, Operand, Store
+from gemm_ops.elementwise import layout as layout_module
 from gemm_ops.elementwise.body import compute_function
 from gemm_ops.elementwise.layout import Layout
 from gemm_ops.runtime.elementwise import block_template, fill_block
@@ -98,8 +99,15 @@ def run(
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def fewest(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Tensors as small as these are cut into short pieces; here long ones, unless asked for."""
     torch.manual_seed(0)
+
+    def threads(count: int) -> None:
+        monkeypatch.setattr(layout_module, "FEWEST_THREADS", count)
+
+    threads(0)
+    return threads
 
 
 def ways_of(layout: Layout) -> list[str]:
@@ -108,11 +116,12 @@ def ways_of(layout: Layout) -> list[str]:
 
 
 @pytest.mark.parametrize("columns", range(1, 41))
-def test_rows_of_every_length_at_every_misalignment(columns: int) -> None:
+def test_rows_of_every_length_at_every_misalignment(columns: int, fewest: Callable[[int], None]) -> None:
     tree = resolved(bias_relu)
     rng = random.Random(columns)
     seen = set()
     for phase in range(8):
+        fewest(rng.choice((0, 2**16)))  # pieces of 16 and of 8 bytes
         pitches = [columns + rng.randrange(10) for _ in range(3)]
 
         def place(pitch: int, dtype: torch.dtype, step: int) -> Guarded:
@@ -131,11 +140,12 @@ def test_rows_of_every_length_at_every_misalignment(columns: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [*range(1, 16), 17, 31, 33, 63])
-def test_short_rows_that_make_a_long_one(columns: int) -> None:
+def test_short_rows_that_make_a_long_one(columns: int, fewest: Callable[[int], None]) -> None:
     """What begins anew in each row is read element by element, whichever element a piece begins with."""
     tree = resolved(every_kind, "bf16", {"offset": "f32", "alpha": "f16", "residual": "f16"})
     rng, rows = random.Random(columns), 7
     for phase in range(8):
+        fewest(rng.choice((0, 2**16)))
         x = Guarded((rows, columns), BF16, offset=2 * rng.randrange(8)).random()
         operands: list[Guarded | Tensor | float] = [
             Guarded((columns,), BF16, (rng.randrange(1, 3),), 2 * phase).random(),
@@ -212,8 +222,10 @@ def test_every_operation(pack: ep.Epilogue) -> None:
 
 @pytest.mark.parametrize("alpha", [0.3, "tensor", "view"])
 @pytest.mark.parametrize("residual", ["rows", "transposed", "every third"])
-def test_every_access(residual: str, alpha: float | str) -> None:
+@pytest.mark.parametrize("threads", [0, 2**16], ids=["long", "short"])
+def test_every_access(residual: str, alpha: float | str, threads: int, fewest: Callable[[int], None]) -> None:
     """A row, a column, a number or a tensor of one element, and a matrix that lies in several ways."""
+    fewest(threads)
     tree = resolved(every_kind, "bf16", {"offset": "f32", "alpha": "f16", "residual": "f16"})
     m, n = 6, 37
     strides = {"rows": (41, 1), "transposed": (1, 7), "every third": (120, 3)}[residual]
@@ -232,10 +244,13 @@ def test_every_access(residual: str, alpha: float | str) -> None:
 
 
 @pytest.mark.parametrize("dtypes", [(F16, "f16"), (BF16, "bf16"), (F32, "f32")], ids=["f16", "bf16", "f32"])
-def test_several_outputs_of_different_dtypes_and_phases(dtypes: tuple[torch.dtype, str]) -> None:
+def test_several_outputs_of_different_dtypes_and_phases(
+    dtypes: tuple[torch.dtype, str], fewest: Callable[[int], None]
+) -> None:
     x_dtype, name = dtypes
     tree = resolved(gate_two, name, {"gate": "f32"})
     for phase, columns in itertools.product(range(4), (1, 5, 16, 61)):
+        fewest(2**16 * (phase % 2))
         x = Guarded((3, columns), x_dtype, (columns + 3, 1), phase * x_dtype.itemsize).random()
         gate = Guarded((3, columns), F32, (columns + 1, 1), 4 * (3 - phase)).random()
         outputs = [
@@ -256,8 +271,10 @@ def test_fp32_throughout_goes_in_pieces_of_four() -> None:
 
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
-def test_in_place(backwards: bool) -> None:
+@pytest.mark.parametrize("threads", [0, 2**16], ids=["long", "short"])
+def test_in_place(threads: int, backwards: bool, fewest: Callable[[int], None]) -> None:
     """An output that is exactly an input, whichever of its pieces are written before others are read."""
+    fewest(threads)
     tree = resolved(bias_relu, "f32")
     tree = EpilogueTree(
         (tree.outputs[0], Store("copy", Accumulator(), "f32"), Store("preact", tree.outputs[1].value, "bf16"))

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gemm_ops.elementwise import layout as layout_module
 from gemm_ops.elementwise.layout import Layout, Placement, TensorView, plan_layout, view_of
+
+
+@pytest.fixture(autouse=True)
+def _long_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors as small as these are cut into short pieces; here long ones, unless asked for."""
+    monkeypatch.setattr(layout_module, "FEWEST_THREADS", 0)
 
 
 def planned(shape: tuple[int, ...], inputs: list[TensorView | None], outputs: list[TensorView]) -> Layout:
@@ -90,6 +97,23 @@ def test_short_rows_without_gaps_are_one_long_row_although_a_bias_begins_anew_in
     assert not is_wrapped((6, 10), dense(6, 10)), "nothing begins anew"
 
 
+def test_whole_pieces_where_rows_begin_and_end_with_them() -> None:
+    bias = TensorView((0, 1), 2)
+
+    def is_whole(columns: int, pitch: int, offset: int = 0, size: int = 2) -> bool:
+        return planned((6, columns), [TensorView((99, 1), 2), bias], [TensorView((pitch, 1), size, offset)]).whole
+
+    assert is_whole(64, 64) and is_whole(64, 72) and is_whole(8, 8, 16)
+    assert not is_whole(65, 72) and not is_whole(60, 64), "rows that end within a piece"
+    assert not is_whole(64, 68) and not is_whole(64, 65), "rows that begin within one"
+    assert not is_whole(64, 64, 2) and not is_whole(64, 64, 8), "so does the first"
+    assert is_whole(64, 64, size=4) and not is_whole(64, 68, size=4)
+    assert not is_whole(64, 64, 16, size=4), "pieces of eight elements of four bytes"
+    assert planned((64,), [dense(64)], [dense(64)]).whole and not planned((63,), [dense(63)], [dense(63)]).whole
+    across = planned((48, 32), [TensorView((1, 48), 2)], [dense(48, 32)])
+    assert across.tiled and not across.whole
+
+
 def test_dimensions_of_extent_one_have_no_say() -> None:
     odd = TensorView((99, 8, 13, 1, 7), 2)
     layout = planned((1, 16, 1, 8, 1), [odd], [dense(1, 16, 1, 8, 1)])
@@ -109,6 +133,21 @@ def test_a_single_element() -> None:
 )
 def test_pieces_are_as_wide_as_the_smallest_elements_want(sizes: tuple[int, int], width: int) -> None:
     assert planned((64,), [TensorView((1,), sizes[0])], [TensorView((1,), sizes[1])]).width == width
+
+
+def test_small_tensors_are_cut_into_shorter_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "FEWEST_THREADS", 1024)
+
+    def width(elements: int, *sizes: int) -> int:
+        return planned((elements,), [TensorView((1,), size) for size in sizes], [dense(elements)]).width
+
+    assert [width(elements, 2) for elements in (8192, 8191, 4095, 1)] == [8, 4, 4, 4]
+    assert width(8191, 4) == 4 and width(8192, 4) == 8
+
+    def single(elements: int) -> int:
+        return planned((elements,), [dense(elements, size=4)], [dense(elements, size=4)]).width
+
+    assert [single(elements) for elements in (4096, 4095, 1)] == [4, 2, 2]
 
 
 def test_only_tensors_that_are_reached_in_pieces_decide_the_width() -> None:

@@ -46,7 +46,9 @@ def residual_tree(names: tuple[str, str] = ("bias", "residual"), constant: float
 
 
 INPUTS, OUTPUTS = ("pieces", "pieces", "strided"), ("pieces", "pieces")
-BASE = ElementwiseSpec(residual_tree(), "bf16", INPUTS, OUTPUTS, dimensions=1, width=8, tiled=False, arch="90")
+BASE = ElementwiseSpec(
+    residual_tree(), "bf16", INPUTS, OUTPUTS, dimensions=1, width=8, tiled=False, whole=False, arch="90"
+)
 DIFFERENT = {
     "constant": dataclasses.replace(BASE, tree=residual_tree(constant=0.25)),
     "x": dataclasses.replace(BASE, x_dtype="f16"),
@@ -55,6 +57,7 @@ DIFFERENT = {
     "main output": dataclasses.replace(BASE, outputs=("strided", "pieces")),
     "dimensions": dataclasses.replace(BASE, dimensions=2),
     "tiled": dataclasses.replace(BASE, tiled=True),
+    "whole": dataclasses.replace(BASE, whole=True),
     "width": dataclasses.replace(BASE, width=4),
 }
 
@@ -107,7 +110,8 @@ def test_a_layout_gives_its_kernel() -> None:
         (6, 40), [view_of(given, (6, 40)) for given in (x, bias, residual)], [view_of(out, (6, 40))] * 2
     )
     assert isinstance(layout, Layout)
-    assert ElementwiseSpec.of(residual_tree(), "bf16", layout, "90") == BASE
+    found = ElementwiseSpec.of(residual_tree(), "bf16", layout, "90")
+    assert found == dataclasses.replace(BASE, whole=True) and found.title.endswith("2-d, whole, sm_90")
     assert BASE.title == ("elementwise bf16 pieces+bf16 pieces+f32 strided -> bf16 pieces+f16 pieces, 2-d, sm_90")
     assert z.shape == out.shape
 

@@ -1,8 +1,9 @@
 // Loading and storing the pieces of an elementwise kernel; elementwise_walk.cuh says what a piece is.
 //
-// An input that does not start where the main output does is read in the aligned 16-byte parts that hold it, which are
-// shifted into place: neighbouring threads read the same parts, and the L1 cache serves them.  Only parts that lie
-// between the tensor's first byte and its last are read whole, so nothing outside of a tensor is read or written.
+// An input that does not start where the main output does is read in the aligned parts that hold it, of 16 bytes or of
+// what a shorter piece has, which are shifted into place: neighbouring threads read the same parts, and the L1 cache
+// serves them.  Only parts that lie between the tensor's first byte and its last are read whole, so nothing outside of a
+// tensor is read or written.
 //
 // Inputs are read by ordinary loads, not through the non-coherent path: an output may be exactly an input.  That is
 // safe, for an element is read for use only by the thread that writes it, before it does.  An aligned part may hold
@@ -21,11 +22,18 @@
 namespace ep {
 namespace elementwise {
 
-constexpr int kPartBytes = 16;
+// The words of one vector access: four, two or one.
+template <int kWords> struct alignas(4 * kWords) Part {
+  uint32_t words[kWords];
+};
 
 // All of the kernel's memory accesses are these four.
-EP_DEVICE uint4 read_part(char const* from) { return *reinterpret_cast<uint4 const*>(from); }
-EP_DEVICE void write_part(char* to, uint4 part) { *reinterpret_cast<uint4*>(to) = part; }
+template <int kWords> EP_DEVICE Part<kWords> read_part(char const* from) {
+  return *reinterpret_cast<Part<kWords> const*>(from);
+}
+template <int kWords> EP_DEVICE void write_part(char* to, Part<kWords> part) {
+  *reinterpret_cast<Part<kWords>*>(to) = part;
+}
 template <class Bits> EP_DEVICE Bits read_element(char const* from) { return *reinterpret_cast<Bits const*>(from); }
 template <class Bits> EP_DEVICE void write_element(char* to, Bits bits) { *reinterpret_cast<Bits*>(to) = bits; }
 
@@ -143,10 +151,11 @@ template <class Element, int kWidth> struct Wrapped {
 template <class Element, int kWidth, bool kAligned> struct Pieces {
   using Bits = typename Element::Bits;
   static constexpr int kSize = sizeof(Bits);
-  static constexpr int kParts = kWidth * kSize / kPartBytes;
-  static constexpr int kWords = 4 * kParts;
+  static constexpr int kWords = kWidth * kSize / 4;
+  static constexpr int kPart = kWords < 4 ? kWords : 4;  // words
+  static constexpr int kPartBytes = 4 * kPart, kParts = kWords / kPart;
 
-  uint32_t words[kWords + (kAligned ? 0 : 4)];
+  uint32_t words[kWords + (kAligned ? 0 : kPart)];
   unsigned shift;
   char const* aligned;  // the first part
 
@@ -164,11 +173,11 @@ template <class Element, int kWidth, bool kAligned> struct Pieces {
   template <class Place> EP_DEVICE void load(Tensor const&, int64_t, Place const&) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      keep(part, read_part(aligned + part * kPartBytes));
+      keep(part);
     }
     if constexpr (!kAligned) {
       if (shift != 0) {
-        keep(kParts, read_part(aligned + kParts * kPartBytes));
+        keep(kParts);
       }
     }
   }
@@ -189,11 +198,11 @@ template <class Element, int kWidth, bool kAligned> struct Pieces {
       }
       // by two words, by one word, by bytes; each step needs one word less beyond those that remain
 #pragma unroll
-      for (int i = 0; i < kWords + 2; ++i) {
+      for (int i = 0; kPart > 2 && i < kWords + 2; ++i) {
         words[i] = shift & 8 ? words[i + 2] : words[i];
       }
 #pragma unroll
-      for (int i = 0; i < kWords + 1; ++i) {
+      for (int i = 0; kPart > 1 && i < kWords + 1; ++i) {
         words[i] = shift & 4 ? words[i + 1] : words[i];
       }
       unsigned const bits = (shift & 3) * 8;
@@ -210,11 +219,12 @@ template <class Element, int kWidth, bool kAligned> struct Pieces {
   }
 
  private:
-  EP_DEVICE void keep(int part, uint4 loaded) {
-    words[4 * part] = loaded.x;
-    words[4 * part + 1] = loaded.y;
-    words[4 * part + 2] = loaded.z;
-    words[4 * part + 3] = loaded.w;
+  EP_DEVICE void keep(int part) {
+    auto const loaded = read_part<kPart>(aligned + part * kPartBytes);
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      words[part * kPart + i] = loaded.words[i];
+    }
   }
 
   // Element by element, where a part would reach beyond the tensor.  Seldom: a loop that keeps its code short, from the
@@ -252,14 +262,17 @@ template <class Element, bool kAligned, class Place, int kWidth>
 EP_DEVICE void store_pieces(Tensor const& tensor, int64_t row, Place const& place,
                             float const (&values)[kWidth]) {
   using Bits = typename Element::Bits;
-  constexpr int kPerWord = 4 / sizeof(Bits);
+  constexpr int kPerWord = 4 / sizeof(Bits), kWords = kWidth / kPerWord, kPart = kWords < 4 ? kWords : 4;
   char* const to = tensor.data + row + place.column * static_cast<int>(sizeof(Bits));
-  if (__builtin_expect(place.full() && (kAligned || misalignment(to, kPartBytes) == 0), 1)) {
+  if (__builtin_expect(place.full() && (kAligned || misalignment(to, 4 * kPart) == 0), 1)) {
 #pragma unroll
-    for (int i = 0; i < kWidth; i += 4 * kPerWord) {
-      write_part(to + i * sizeof(Bits),
-                 uint4{Element::word(values + i), Element::word(values + i + kPerWord),
-                       Element::word(values + i + 2 * kPerWord), Element::word(values + i + 3 * kPerWord)});
+    for (int first = 0; first < kWords; first += kPart) {
+      Part<kPart> part;
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) {
+        part.words[i] = Element::word(values + (first + i) * kPerWord);
+      }
+      write_part(to + 4 * first, part);
     }
     return;
   }

@@ -184,15 +184,19 @@ template <class Kernel, bool kWide> struct Walk {
       }
     }
     int phase = 0;
-    if constexpr (Kernel::kMainInPieces) {
+    if constexpr (Kernel::kMainInPieces && !Kernel::kWhole) {
       constexpr int kSize = sizeof(typename Kernel::Main::Bits);
       char const* const begin = output_data[0] + place.outputs[0];
       phase = static_cast<int>(misalignment(begin, Kernel::kWidth * kSize) / kSize);
     }
     place.column = static_cast<int64_t>(in_row) * Kernel::kWidth - phase;
-    int64_t const left = columns - place.column;
-    place.begin = place.column < 0 ? phase : 0;
-    place.end = left < Kernel::kWidth ? static_cast<int>(left) : Kernel::kWidth;
+    place.begin = 0;
+    place.end = Kernel::kWidth;
+    if constexpr (!Kernel::kWhole) {  // else these are constants, and what deals with parts of pieces is left out
+      int64_t const left = columns - place.column;
+      place.begin = place.column < 0 ? phase : 0;
+      place.end = left < Kernel::kWidth ? static_cast<int>(left) : Kernel::kWidth;
+    }
     if constexpr (Kernel::kWrapped) {
       Index const element = static_cast<Index>(place.column + place.begin);
       Index const row = wrap.divide(element);

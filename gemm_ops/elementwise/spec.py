@@ -35,6 +35,7 @@ class ElementwiseSpec:
         dimensions: how many dimensions there are outside of the innermost one.
         width: elements of a piece.
         tiled: whether neighbouring threads take neighbouring rows; see :mod:`.layout`.
+        whole: whether every piece is whole.
         arch: the target's compute capability as nvcc writes it, such as "90".
     """
 
@@ -45,6 +46,7 @@ class ElementwiseSpec:
     dimensions: int
     width: int
     tiled: bool
+    whole: bool
     arch: str
 
     @classmethod
@@ -58,6 +60,7 @@ class ElementwiseSpec:
             len(layout.outer),
             layout.width,
             layout.tiled,
+            layout.whole,
             arch,
         )
 
@@ -74,6 +77,7 @@ class ElementwiseSpec:
             self.dimensions,
             self.width,
             self.tiled,
+            self.whole,
             self.arch,
             generator_digest("elementwise"),
         )
@@ -85,7 +89,7 @@ class ElementwiseSpec:
         read = inputs_of(self.tree, self.x_dtype, self.inputs)
         inputs = "+".join(f"{tensor.element.lower()} {tensor.access}" for tensor in read)
         outputs = "+".join(f"{store.dtype} {way}" for store, way in zip(self.tree.outputs, self.outputs, strict=True))
-        tiled = ", tiled" if self.tiled else ""
+        tiled = ", tiled" if self.tiled else ", whole" if self.whole else ""
         return f"elementwise {inputs or 'nothing'} -> {outputs}, {self.dimensions + 1}-d{tiled}, sm_{self.arch}"
 
     def source(self) -> str:
@@ -101,6 +105,7 @@ class ElementwiseSpec:
             dimensions=self.dimensions,
             width=self.width,
             tiled=self.tiled,
+            whole=self.whole,
             wrapped=WRAPPED in self.inputs,
             occupancy=occupancy_of(self.tree, inputs, self.width),
             main_in_pieces=self.outputs[0] == PIECES,

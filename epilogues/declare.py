@@ -43,7 +43,9 @@ from .tree import MAIN_OUTPUT, ROUNDINGS, EpilogueTree, Kind, Operand
 from .validation import validate
 
 if TYPE_CHECKING:
-    from gemm_ops.explain import Report
+    from typing_extensions import Unpack
+
+    from gemm_ops.explain import ChainReport, Device, Options, Report
 
     from .gradients.backward import Backward
 
@@ -246,28 +248,34 @@ class Epilogue:
 
         return derivative(self, needs, outputs=outputs, dtype=dtype, save_dtype=save_dtype, m=m, n=n)
 
+    @overload
+    def explain(self, m: int, n: int, k: int, **options: Unpack[Options]) -> Report: ...
+
+    @overload
+    def explain(self, m: int, n: int, k: None = ..., **options: Unpack[Options]) -> ChainReport: ...
+
     def explain(
         self,
         m: int,
         n: int,
-        k: int,
+        k: int | None = None,
         *,
         dtype: torch.dtype | str = torch.bfloat16,
         operand_dtypes: Mapping[str, torch.dtype | str] | None = None,
-        device: str | torch.device | None = None,
+        device: Device | str | torch.device | None = None,
         measure: bool = False,
-    ) -> Report:
+    ) -> Report | ChainReport:
         """The fusion decision report for a product (M, K) by (K, N): whether to fuse, and why; computes nothing.
 
             >>> report = scaled_residual.explain(4096, 4096, 4096)
             >>> print(report)                      # or report.to_markdown(), report.to_json(), report.decision ...
+            >>> print(scaled_residual.explain(4096, 4096))         # not behind a GEMM: scaled_residual.elementwise(x)
 
-        The one place where the language asks the machine: the report is made by :mod:`gemm_ops.explain`, which knows
-        kernels and devices, and which is imported here and not before.
+        The report is made by :mod:`gemm_ops.explain`, which knows devices, and which is imported here and not before.
 
         Args:
-            m, n, k: extents, from 0 on; M is the product of all leading dimensions.
-            dtype: of the matrices: bfloat16, float16 or float32.
+            m, n, k: extents, from 0 on; M is the product of leading dimensions.  No k: :meth:`elementwise` on (M, N).
+            dtype: of the matrices, or of that tensor: bfloat16, float16 or float32.
             operand_dtypes: name -> dtype of operands that differ from what the epilogue fixes or the matrices have.
             device: whose speed to reckon with: a name such as "h200" or "a100-80", or a CUDA device; None: the current
                 CUDA device, and an H200 where there is none.

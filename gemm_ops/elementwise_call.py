@@ -120,13 +120,7 @@ def find_walk(call: ElementwiseCall) -> Walk | str:
     operands = [operand.tensor for operand in call.operands]
     if not all(has_memory(tensor) for tensor in (call.x, *operands, *call.out.values()) if tensor is not None):
         return "a tensor has no memory of its own, being inside torch.vmap, or fake"
-    shape = problem.output_shape
-    # new ones lie as their likes on the meta device, and begin at multiples of more than a piece
-    outputs = list(call.out.values()) or [
-        torch.empty_like(call.x, dtype=torch_dtype(str(store.dtype)), device="meta") for store in call.tree.outputs
-    ]
-    views = [view_of(call.x, shape), *(None if tensor is None else view_of(tensor, shape) for tensor in operands)]
-    layout = plan_layout(shape, views, [view_of(output, shape) for output in outputs])
+    layout = lay_out(call)
     if isinstance(layout, str):
         return layout
     major, minor = torch.cuda.get_device_capability(problem.device)
@@ -137,6 +131,18 @@ def find_walk(call: ElementwiseCall) -> Walk | str:
         except ToolchainError as error:
             return f"the kernel is not built yet and cannot be: {error}"
     return Walk(spec, layout)
+
+
+def lay_out(call: ElementwiseCall) -> Layout | str:
+    """How a kernel walks through the tensors of a call, or why none can, in words; they may be on the meta device."""
+    shape = call.problem.output_shape
+    operands = [operand.tensor for operand in call.operands]
+    # new ones lie as their likes on the meta device, and begin at multiples of more than a piece
+    outputs = list(call.out.values()) or [
+        torch.empty_like(call.x, dtype=torch_dtype(str(store.dtype)), device="meta") for store in call.tree.outputs
+    ]
+    views = [view_of(call.x, shape), *(None if tensor is None else view_of(tensor, shape) for tensor in operands)]
+    return plan_layout(shape, views, [view_of(output, shape) for output in outputs])
 
 
 def runs_kernels(device: torch.device) -> bool:

@@ -2,7 +2,7 @@
 
     $ python -m shape_sweeps run --quick
     $ python -m shape_sweeps run --shapes suite-medium,33x65x127 --epilogues bias_gelu --json sweep.json
-    $ python -m shape_sweeps explain residual --shape 4096,4096,4096
+    $ python -m shape_sweeps explain residual --shape 4096,4096,4096          # or M,N: without a GEMM
     $ python -m shape_sweeps list
 
 The rooms, along the way of a case::

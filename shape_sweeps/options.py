@@ -87,8 +87,9 @@ def parser() -> argparse.ArgumentParser:
     explain = commands.add_parser(
         "explain",
         help="say whether fusing an epilogue pays",
-        description="The fusion decision report of an epilogue on a shape: bytes and time with and without fusing,"
-        " the kernel, dtypes, and what it does not do.  Runs nothing on the device.",
+        description="The fusion decision report of an epilogue on a shape, behind a GEMM or as a standalone kernel:"
+        " bytes and time with and without fusing, the kernel, dtypes, and what it does not do.  Runs nothing on the"
+        " device.",
     )
     explain_command.add_arguments(explain)
     commands.add_parser(

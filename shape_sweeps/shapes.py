@@ -148,12 +148,21 @@ def parse_shapes(values: Iterable[str], where: str = "--shapes") -> tuple[Shape,
                 f"{where}: {item!r} is neither a shape MxNxK, such as 128x256x64, nor one of the sets"
                 f" {', '.join(SHAPE_SETS)}"
             )
-        # by their digits first: Python refuses to read numbers of thousands of digits
-        digits = [extent.lstrip("0") or "0" for extent in match.groups()]
-        if any(len(extent) > 10 or int(extent) > MAX_EXTENT for extent in digits):
-            raise InputError(f"{where}: {item!r} has an extent beyond 2**31 - 1")
-        found[Shape(*map(int, digits))] = None
+        found[Shape(*read_extents(match.groups(), item, where))] = None
     return tuple(found)
+
+
+def read_extents(digits: Iterable[str], item: str, where: str) -> tuple[int, ...]:
+    """Extents from their digits.
+
+    Raises:
+        InputError: for one that is too large; it names the item.
+    """
+    # by their digits first: Python refuses to read numbers of thousands of digits
+    short = [extent.lstrip("0") or "0" for extent in digits]
+    if any(len(extent) > 10 or int(extent) > MAX_EXTENT for extent in short):
+        raise InputError(f"{where}: {item!r} has an extent beyond 2**31 - 1")
+    return tuple(map(int, short))
 
 
 def split_list(values: Iterable[str], where: str) -> tuple[str, ...]:

@@ -5,6 +5,8 @@
 Each device function runs in a loop over values in registers; its time, less that of the same loop without it, is stated
 in the time of one fp32 addition.  Registers are nvcc's for a kernel that applies the function, less those for one that
 only adds its inputs.  A build takes about ten seconds.
+
+The second table there, of calls of the special function unit, is :func:`count_special_calls`, which needs no GPU.
 """
 
 from __future__ import annotations
@@ -106,6 +108,37 @@ def measure() -> dict[str, tuple[int, int, int]]:
             least = 0 if name == "identity" else 1
             found[name] = (max(least, exact), max(least, fast), max(0, wide))
         return found
+
+
+def count_special_calls() -> dict[str, tuple[int, int]]:
+    """By row: calls of the special function unit in the exact and in the fast function; needs nvcc, but no device."""
+    parts = [f'#include "{_HEADER}"']
+    for variant in VARIANTS:
+        for name, row in OPERATIONS.items():
+            inputs = ", ".join(f"x{i} > 0.0f" if i in row.conditions else f"x{i}" for i in range(row.arity))
+            result = f"static_cast<float>(ep::{variant}::{row.functor}({inputs}))"
+            parameters = ", ".join(f"float x{i}" for i in range(row.arity))
+            kernel = f"__global__ void {variant}_{name}(float* out, {parameters})"
+            parts.append(f'extern "C" {kernel} {{ out[threadIdx.x] = {result}; }}')
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "calls.cu").write_text("\n".join(parts))
+        command = [
+            str(find_toolchain().nvcc),
+            "-std=c++17",
+            "-O3",
+            "-arch=sm_90",
+            "-ptx",
+            "-o",
+            "calls.ptx",
+            "calls.cu",
+        ]
+        subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        text = (Path(folder) / "calls.ptx").read_text()
+    bodies = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", text, re.DOTALL))
+    calls = {
+        name: len(re.findall(r"\b(?:ex2|rcp|rsqrt|sqrt|lg2|sin|cos|tanh|div)\.", body)) for name, body in bodies.items()
+    }
+    return {name: (calls[f"exact_{name}"], calls[f"fast_{name}"]) for name in OPERATIONS}
 
 
 if __name__ == "__main__":

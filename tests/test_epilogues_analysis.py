@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from explain_support import Counting
 from gemm_support import resolved
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import epilogues as ep
 from epilogues import Aux, Column, Row, Scalar, analysis
@@ -117,26 +116,6 @@ def test_an_operand_without_a_kind_is_refused() -> None:
     tree = EpilogueTree((Store("D", Apply("mul", (Accumulator(), operand)), "bf16"),))
     with pytest.raises(ep.EpilogueError, match="operand scale: its kind is told from a tensor's shape"):
         analysis.count_traffic(tree, M, N, K, "bf16")
-
-
-class Counting(TorchDispatchMode):
-    """Counts the bytes of tensors with dimensions that PyTorch's kernels read and write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[int, int]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.is_view or not isinstance(result, torch.Tensor) or result.ndim == 0:
-            return result
-        read = {
-            (leaf.data_ptr(), leaf.dtype): leaf.numel() * leaf.element_size()
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, torch.Tensor) and leaf.ndim
-        }
-        self.found.append((sum(read.values()), result.numel() * result.element_size()))
-        return result
 
 
 @ep.epilogue

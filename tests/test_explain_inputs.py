@@ -106,7 +106,7 @@ def test_an_unknown_device_says_whose_figures_are_used(monkeypatch: pytest.Monke
 
 def test_a_measured_bandwidth_takes_the_place_of_the_published(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "NVIDIA H200", (9, 0))
-    monkeypatch.setattr("gemm_ops.explain.make_report.measure_bandwidth", lambda where: 4.3e12)
+    monkeypatch.setattr("gemm_ops.explain.given.measure_bandwidth", lambda where: 4.3e12)
     report = residual(measure=True)
     assert report.device.bandwidth == 4.3e12
     assert report.device_note == "bandwidth measured by copying; published are 4.8 TB/s"

@@ -40,3 +40,17 @@ def test_comparison_script(case: Case, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "on cuda" in done.stdout and "no times" not in done.stdout
+
+
+def test_report_and_script_of_a_standalone_kernel(tmp_path: Path) -> None:
+    epilogue, m, n = CASE.epilogue, 200, 264
+    x = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
+    gemm_ops.apply(x, epilogue, bias=torch.randn(n, device="cuda", dtype=torch.bfloat16))
+    report = epilogue.explain(m, n)
+    assert report.kernel.library is not None, "not the kernel that the call has built"
+    assert report.built is not None and 16 <= report.built.registers <= 255 and report.built.spilled == 0
+    script = tmp_path / "compare.py"
+    script.write_text(report.script)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "on cuda" in done.stdout and "unfused / fused" in done.stdout

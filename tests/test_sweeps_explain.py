@@ -11,7 +11,6 @@ import pytest
 
 from shape_sweeps import cli
 from shape_sweeps.explain_command import parse_shape
-from shape_sweeps.shapes import Shape
 
 RESIDUAL = ["explain", "residual", "--shape", "4096,4096,4096", "--device", "h200"]
 
@@ -79,7 +78,8 @@ def test_json_is_for_the_shape_and_dtype_asked_for(capsys: pytest.CaptureFixture
         (["--shape", "1,2,3"], "epilogue"),
         (["nosuch", "--shape", "1,2,3"], "unknown epilogue 'nosuch'"),
         (["no.such:module", "--shape", "1,2,3"], "there is no module"),
-        (["residual", "--shape", "1,2"], "expected three extents M,N,K"),
+        (["residual", "--shape", "1"], "expected three extents M,N,K"),
+        (["residual", "--shape", "1x2x3x4"], "expected three extents M,N,K"),
         (["residual", "--shape", "1,2,-3"], "expected three extents M,N,K"),
         (["residual", "--shape", "1,2,"], "expected three extents M,N,K"),
         (["residual", "--shape", "quick"], "expected three extents M,N,K"),
@@ -119,7 +119,8 @@ def test_close_names_are_proposed_and_capitals_taken(capsys: pytest.CaptureFixtu
 
 
 def test_shapes_are_read_either_way() -> None:
-    assert parse_shape("1,2,3") == parse_shape("1x2x3") == parse_shape(" 1, 2 ,3") == Shape(1, 2, 3)
+    assert parse_shape("1,2,3") == parse_shape("1x2x3") == parse_shape(" 1, 2 ,3") == (1, 2, 3)
+    assert parse_shape("1,2") == parse_shape("1X2") == parse_shape("01, 2") == (1, 2, None)
 
 
 def test_a_reader_that_goes_away_is_no_error_of_ours() -> None:

@@ -15,14 +15,24 @@
 Every pass takes a resolved tree (:meth:`epilogues.EpilogueTree.resolve`): kinds and dtypes all known.
 """
 
-from .costs import Cost, exact_instructions, fast_instructions, inner_registers, instructions_per_element
+from .costs import (
+    Cost,
+    applied_cost,
+    exact_instructions,
+    exact_special_calls,
+    fast_instructions,
+    fast_special_calls,
+    inner_registers,
+    instructions_per_element,
+)
 from .dtype_map import NodeDtype, map_dtypes
 from .live_values import LiveValues, count_live_values
 from .roofline import Roofline, place_on_roofline
 from .spread import Spread, spreads
-from .traffic import EagerOperation, Traffic, count_traffic
+from .traffic import ChainTraffic, EagerOperation, Traffic, count_chain_traffic, count_traffic
 
 __all__ = [
+    "ChainTraffic",
     "Cost",
     "EagerOperation",
     "LiveValues",
@@ -30,10 +40,14 @@ __all__ = [
     "Roofline",
     "Spread",
     "Traffic",
+    "applied_cost",
+    "count_chain_traffic",
     "count_live_values",
     "count_traffic",
     "exact_instructions",
+    "exact_special_calls",
     "fast_instructions",
+    "fast_special_calls",
     "inner_registers",
     "instructions_per_element",
     "map_dtypes",

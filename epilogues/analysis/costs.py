@@ -28,6 +28,16 @@ def fast_instructions(operation: str) -> int:
     return OPERATIONS[operation].cost.fast
 
 
+def exact_special_calls(operation: str) -> int:
+    """Calls of the special function unit in the exact device function."""
+    return OPERATIONS[operation].cost.special_exact
+
+
+def fast_special_calls(operation: str) -> int:
+    """Calls of the special function unit in the fast device function."""
+    return OPERATIONS[operation].cost.special_fast
+
+
 def inner_registers(operation: str) -> int:
     """Values alive within the device function, beyond its inputs and its result."""
     return OPERATIONS[operation].cost.registers
@@ -35,5 +45,9 @@ def inner_registers(operation: str) -> int:
 
 def instructions_per_element(tree: EpilogueTree, cost: Cost = exact_instructions) -> int:
     """Instructions for one element of all outputs: the costs of the tree's operations, and one for each cast."""
-    applied = sum(cost(node.operation) for node in tree.nodes if isinstance(node, Apply))
-    return applied + sum(isinstance(node, Cast) for node in tree.nodes)
+    return applied_cost(tree, cost) + sum(isinstance(node, Cast) for node in tree.nodes)
+
+
+def applied_cost(tree: EpilogueTree, cost: Cost) -> int:
+    """The costs of the tree's operations alone, such as their calls of the special function unit."""
+    return sum(cost(node.operation) for node in tree.nodes if isinstance(node, Apply))

@@ -5,6 +5,8 @@
     [('F.linear', 100663296), ('mul', 67117056), ...]
     >>> traffic.saved_bytes
     268435456
+    >>> count_chain_traffic(tree, 4096, 4096, "bf16").eager[0].name        # of a tensor that is there: no GEMM
+    'mul'
 
 How bytes are counted
 ---------------------
@@ -18,6 +20,9 @@ How bytes are counted
   (``Apply.intermediate``); other compositions count operation by operation.
 * PyTorch's dtypes: tensors with dimensions promote each other (a bfloat16 product times a float32 row is float32,
   twice the bytes); numbers and 1-element tensors do not; comparisons give bool, one byte.
+* *A standalone chain*: the same kernels without the GEMM, so that a bias is added by one; the accumulator is a tensor
+  that the first of them reads.  One kernel reads that tensor, if the tree does, and every operand, and writes the
+  outputs.
 * *Tail in one kernel*: what ``torch.compile`` makes of it: ``F.linear`` as above, then one kernel that reads the
   product and what operands are left, and writes the outputs.
 * Instructions are counted alongside, by the exact functions' costs: PyTorch's kernels and Triton's are as exact.
@@ -61,22 +66,45 @@ class EagerOperation:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Bytes moved by three ways to compute the same.
+class ChainTraffic:
+    """Bytes moved by separate kernels, and by one kernel that does all they do.
 
     Attributes:
-        eager: the kernels of the eager computation, the GEMM first.
-        tail: the bytes of the elementwise part as one kernel of its own; 0 if F.linear leaves nothing to it.
-        tail_instructions: for one element of that kernel.
+        eager: the kernels of the eager computation, in order.
         fused_bytes: all in one kernel, and what is copied before it.
-        copied: what each copy before the fused kernel moves; empty where nothing is copied.
-        product_bytes: the GEMM's result as eager PyTorch writes it.
     """
 
     eager: tuple[EagerOperation, ...]
+    fused_bytes: int
+
+    @property
+    def unfused_bytes(self) -> int:
+        return sum(operation.bytes for operation in self.eager)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Eager less fused."""
+        return self.unfused_bytes - self.fused_bytes
+
+    @property
+    def saved_share(self) -> float:
+        """The same as a share of eager; 0 where nothing is moved."""
+        return self.saved_bytes / self.unfused_bytes if self.unfused_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Traffic(ChainTraffic):
+    """Bytes moved by three ways to compute a GEMM with an epilogue; the first of the eager kernels is the GEMM.
+
+    Attributes:
+        tail: the bytes of the elementwise part as one kernel of its own; 0 if F.linear leaves nothing to it.
+        tail_instructions: for one element of that kernel.
+        product_bytes: the GEMM's result as eager PyTorch writes it.
+        copied: what each copy before the fused kernel moves; empty where nothing is copied.
+    """
+
     tail: int
     tail_instructions: int
-    fused_bytes: int
     product_bytes: int
     copied: tuple[int, ...] = ()
 
@@ -90,10 +118,6 @@ class Traffic:
         """The kernels after the GEMM, in eager PyTorch."""
         return self.eager[1:]
 
-    @property
-    def unfused_bytes(self) -> int:
-        return sum(operation.bytes for operation in self.eager)
-
     def with_copies(self, copied: Sequence[int]) -> Traffic:
         """The same with copies before the fused kernel, each moving so many bytes."""
         return dataclasses.replace(self, fused_bytes=self.fused_bytes + sum(copied), copied=tuple(copied))
@@ -101,16 +125,6 @@ class Traffic:
     @property
     def compiled_bytes(self) -> int:
         return self.gemm.bytes + self.tail
-
-    @property
-    def saved_bytes(self) -> int:
-        """Eager less fused."""
-        return self.unfused_bytes - self.fused_bytes
-
-    @property
-    def saved_share(self) -> float:
-        """The same as a share of eager; 0 where nothing is moved."""
-        return self.saved_bytes / self.unfused_bytes if self.unfused_bytes else 0.0
 
 
 def count_traffic(tree: EpilogueTree, m: int, n: int, k: int, element: str) -> Traffic:
@@ -132,8 +146,53 @@ def count_traffic(tree: EpilogueTree, m: int, n: int, k: int, element: str) -> T
     matrices = (m * k + k * n) * _BYTES[element]
     in_bias = 0 if bias is None else _size(bias[1], element, spread, m, n)
     name = "torch.matmul" if tree.rounding == "eager" else "F.linear"
-    eager = [EagerOperation(name, matrices + in_bias, product, m * n)]
-    held = _eager_dtypes(tree, element)
+    after = _eager_kernels(tree, m, n, element, None if bias is None else bias[0])
+    operands = _operand_bytes(tree, m, n)
+    return Traffic(
+        eager=(EagerOperation(name, matrices + in_bias, product, m * n), *after),
+        tail=_tail_bytes(tree, element, bias, product, operands) if after else 0,
+        tail_instructions=_tail_instructions(tree, bias, spread),
+        fused_bytes=matrices + sum(operands.values()) + _output_bytes(tree, m, n),
+        product_bytes=product,
+    )
+
+
+def count_chain_traffic(tree: EpilogueTree, m: int, n: int, element: str) -> ChainTraffic:
+    """The bytes that this epilogue of a tensor (M, N) which is there already moves; see the module's first page.
+
+    Args:
+        tree: as for :func:`count_traffic`.
+        m, n: extents, from 0 on; M is the product of all leading dimensions.
+        element: short dtype name of the tensor.
+
+    Raises:
+        EpilogueError: if the kind of an operand is not known.
+    """
+    if not m * n:
+        return ChainTraffic((), 0)
+    read = sum(_operand_bytes(tree, m, n).values())
+    if any(isinstance(node, Accumulator) for node in tree.nodes):
+        read += m * n * _BYTES[element]
+    return ChainTraffic(tuple(_eager_kernels(tree, m, n, element, None)), read + _output_bytes(tree, m, n))
+
+
+def _operand_bytes(tree: EpilogueTree, m: int, n: int) -> dict[str, int]:
+    spread = spreads(tree)
+    return {operand.name: _size(operand, str(operand.dtype), spread, m, n) for operand in tree.operands}
+
+
+def _output_bytes(tree: EpilogueTree, m: int, n: int) -> int:
+    return sum(_BYTES[str(store.dtype)] * m * n for store in tree.outputs)
+
+
+def _eager_kernels(tree: EpilogueTree, m: int, n: int, element: str, done: Node | None) -> list[EagerOperation]:
+    """The kernels that eager PyTorch runs on what the accumulator stands for, in order.
+
+    Args:
+        done: the operation that the GEMM has done already.
+    """
+    spread, held = spreads(tree), _eager_dtypes(tree, element)
+    eager: list[EagerOperation] = []
     # id(node) -> the nodes whose tensors PyTorch reads to have its value: itself, once it is in memory
     sources: dict[int, tuple[Node, ...]] = {}
     # id(node) -> the steps that the kernel which reads the value does first, because no other has
@@ -146,7 +205,7 @@ def count_traffic(tree: EpilogueTree, m: int, n: int, k: int, element: str) -> T
         steps = {id(node): node} | {key: step for child in node.inputs for key, step in pending[id(child)].items()}
         if _is_free(node, held) or (isinstance(node, Apply) and node.intermediate):
             sources[id(node)], pending[id(node)] = behind, steps
-        elif spread[id(node)].has_dimensions and (bias is None or node is not bias[0]):  # numbers have no kernel
+        elif spread[id(node)].has_dimensions and node is not done:  # numbers have no kernel
             read = sum(_size(source, held[id(source)], spread, m, n) for source in behind)
             written = _size(node, held[id(node)], spread, m, n)
             name = node.operation if isinstance(node, Apply) else f"to({node.dtype})"
@@ -159,16 +218,7 @@ def count_traffic(tree: EpilogueTree, m: int, n: int, k: int, element: str) -> T
             converted.add(key)
             read = _size(store.value, held[id(store.value)], spread, m, n)
             eager.append(EagerOperation(f"to({dtype})", read, m * n * _BYTES[dtype], m * n, 1))
-
-    operands = {op.name: _size(op, str(op.dtype), spread, m, n) for op in tree.operands}
-    outputs = [_BYTES[str(store.dtype)] * m * n for store in tree.outputs]
-    return Traffic(
-        eager=tuple(eager),
-        tail=_tail_bytes(tree, element, bias, product, operands) if len(eager) > 1 else 0,
-        tail_instructions=_tail_instructions(tree, bias, spread),
-        fused_bytes=matrices + sum(operands.values()) + sum(outputs),
-        product_bytes=product,
-    )
+    return eager
 
 
 def _instructions(node: Node) -> int:

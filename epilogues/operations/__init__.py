@@ -22,14 +22,14 @@ from dataclasses import replace
 from ..tree import Apply, Node
 from . import activations, arithmetic, comparisons, mathematics
 from .comparisons import ON_CONDITIONS
-from .costs import COSTS
+from .costs import COSTS, SPECIAL_CALLS
 from .row import Cost, Derivative, Operation
 
 __all__ = ["ON_CONDITIONS", "OPERATIONS", "Cost", "Derivative", "Operation", "is_condition"]
 
 #: name -> row
 OPERATIONS: dict[str, Operation] = {
-    row.name: replace(row, cost=Cost(*COSTS[row.name]))
+    row.name: replace(row, cost=Cost(*COSTS[row.name], *SPECIAL_CALLS.get(row.name, (0, 0))))
     for module in (arithmetic, mathematics, activations, comparisons)
     for row in module.ROWS
 }

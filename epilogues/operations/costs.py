@@ -8,6 +8,11 @@ By name: instructions of the exact device function, of the fast one (see ``gemm_
 An instruction is the time of one fp32 addition; registers are what the wider of the two needs beyond its inputs and its
 result.  Measured on an H200 with nvcc 13.0 by ``tests/measure_costs.py``, which prints this table; a test on the GPU
 holds it to what is measured there.
+
+Apart from that, by name: how often the two functions call the special function unit (reciprocal, square root,
+exponential), as counted in nvcc's PTX; a test counts again.  That unit works beside the others, several times slower,
+so that it decides where such functions follow each other.  The times above were measured in a loop whose additions it
+had beside it: a function that calls it once has 4 where the unit, by NVIDIA's figures, takes 8.
 """
 
 from __future__ import annotations
@@ -104,4 +109,49 @@ COSTS: dict[str, tuple[int, int, int]] = {
     "logical_or": (4, 4, 0),
     "logical_xor": (4, 4, 0),
     "logical_not": (1, 1, 0),
+}
+
+#: name -> calls of the special function unit in the exact function, in the fast one; others have none
+SPECIAL_CALLS: dict[str, tuple[int, int]] = {
+    "div": (1, 1),
+    "hypot": (1, 1),
+    "fmod": (2, 2),
+    "remainder": (2, 2),
+    "reciprocal": (1, 1),
+    "sqrt": (1, 1),
+    "rsqrt": (2, 1),
+    "pow": (1, 1),
+    "exp": (1, 1),
+    "exp2": (1, 1),
+    "expm1": (1, 1),
+    "logaddexp": (1, 1),
+    "logaddexp2": (1, 1),
+    "logit": (1, 1),
+    "sinc": (1, 1),
+    "tan": (1, 1),
+    "asin": (1, 1),
+    "acos": (1, 1),
+    "atan": (1, 1),
+    "atan2": (1, 1),
+    "sinh": (2, 2),
+    "cosh": (2, 2),
+    "tanh": (2, 2),
+    "asinh": (2, 2),
+    "acosh": (1, 1),
+    "atanh": (1, 1),
+    "erf": (1, 1),
+    "erfc": (3, 3),
+    "sigmoid": (2, 2),
+    "logsigmoid": (1, 1),
+    "silu": (2, 2),
+    "gelu_erf": (3, 1),
+    "gelu_tanh": (2, 2),
+    "quick_gelu": (2, 2),
+    "softplus": (2, 2),
+    "mish": (3, 2),
+    "elu": (1, 1),
+    "selu": (1, 1),
+    "celu": (2, 2),
+    "softsign": (1, 1),
+    "tanhshrink": (2, 2),
 }

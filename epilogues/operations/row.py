@@ -26,11 +26,14 @@ class Cost:
     Attributes:
         exact, fast: instructions of the two device functions; one is the time of an fp32 addition.
         registers: values alive within the function, beyond its inputs and its result.
+        special_exact, special_fast: calls of the special function unit in the two device functions.
     """
 
     exact: int
     fast: int
     registers: int
+    special_exact: int = 0
+    special_fast: int = 0
 
 
 @dataclass(frozen=True)

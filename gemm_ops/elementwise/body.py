@@ -127,9 +127,14 @@ class Occupancy(NamedTuple):
     needed: int
 
     @property
+    def budget(self) -> int:
+        """Registers that a thread may have with so many blocks."""
+        return _REGISTERS[self.blocks]
+
+    @property
     def warns(self) -> bool:
         """Whether values are expected to spill to local memory."""
-        return self.needed > _REGISTERS[self.blocks]
+        return self.needed > self.budget
 
 
 def occupancy_of(tree: EpilogueTree, inputs: Sequence[Input], width: int) -> Occupancy:

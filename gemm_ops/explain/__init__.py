@@ -5,8 +5,13 @@
     >>> print(report)
     scaled_residual, M x N x K = 4096 x 4096 x 4096, bf16, on H200 SXM
     FUSE: ...
+    >>> print(builders.scaled_residual().explain(8192, 8192))           # no K: the standalone kernel of gemm_ops.apply
+    scaled_residual, standalone, M x N = 8192 x 8192, bf16, on H200 SXM
+    FUSE: one kernel in place of 4, ...
 
 ``make_report``   :func:`explain`: binds the epilogue to the problem and asks the others.
+``chain``         the same without a GEMM: :class:`ChainReport`.
+``given``         what is asked for, checked.
 ``report``        :class:`Report`, the result as data.
 ``decision``      fuse or not, and why, in words.
 ``devices``       how fast devices are; measuring one.
@@ -21,8 +26,21 @@
 What needs no kernel and no device (bytes, live values, dtypes) is counted by :mod:`epilogues.analysis`.
 """
 
+from .chain import ChainReport
 from .devices import DEVICES, Device, find_device, measure_bandwidth, present_device
+from .given import AllOptions, Options
 from .make_report import explain
 from .report import Report
 
-__all__ = ["DEVICES", "Device", "Report", "explain", "find_device", "measure_bandwidth", "present_device"]
+__all__ = [
+    "DEVICES",
+    "AllOptions",
+    "ChainReport",
+    "Device",
+    "Options",
+    "Report",
+    "explain",
+    "find_device",
+    "measure_bandwidth",
+    "present_device",
+]

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from epilogues.analysis import Cost, Roofline, Traffic, place_on_roofline
+from epilogues.analysis import Cost, EagerOperation, Roofline, Traffic, place_on_roofline
 from epilogues.dtypes import torch_dtype
 from epilogues.tree import Apply, Cast, EpilogueTree, Kind
 
@@ -36,6 +36,11 @@ ATTAINED_BANDWIDTH = 0.9
 GEMM_SECONDS = 7e-6
 #: What an elementwise kernel takes however little it moves: the gap between F.linear and F.linear + F.gelu of 16 rows.
 KERNEL_SECONDS = 3e-6
+#: float32 additions that a multiprocessor does per clock, by compute capability, and special functions (NVIDIA's CUDA
+#: C++ programming guide, throughput of native arithmetic instructions).
+FP32_PER_CLOCK = {(8, 0): 64}
+FP32_PER_CLOCK_ELSE = 128
+SPECIAL_PER_CLOCK = 16
 #: How much faster the L2 cache is than memory, for kernels whose tensors fit in it.
 L2_SPEEDUP = 2.0
 
@@ -44,6 +49,9 @@ L2_SPEEDUP = 2.0
 HOST_LINEAR_SECONDS = 14e-6
 HOST_FUNCTION_SECONDS = 7e-6
 HOST_FUSED_SECONDS = 28e-6
+#: A repeated call of ``gemm_ops.apply``: 8 us before the launch, with three tensors, measured on a machine of two cores
+#: without a GPU, where a PyTorch function took 8 too; for the launch itself 4 more are assumed.
+HOST_CHAIN_SECONDS = 12e-6
 
 
 @dataclass(frozen=True)
@@ -78,12 +86,12 @@ class Times:
     @property
     def saved_share(self) -> float:
         """Expected saving over eager PyTorch, as a share of its time; never negative."""
-        return max(0.0, _share(self.eager.expected, self.fused.expected))
+        return max(0.0, share_saved(self.eager.expected, self.fused.expected))
 
     @property
     def saved_share_compiled(self) -> float:
         """The same over ``torch.compile``; negative where that is expected to be faster."""
-        return _share(self.compiled.expected, self.fused.expected)
+        return share_saved(self.compiled.expected, self.fused.expected)
 
 
 def estimate_times(
@@ -127,14 +135,12 @@ def estimate_times(
     older = uses_older_instructions(family, device)
     fused_place, fused_time = gemm(traffic.fused_bytes - sum(traffic.copied), MMA_SYNC_SHARE if older else 1.0)
     arithmetic = arithmetic_seconds(instructions * m * n, device)
-    copies = _sum([_elementwise(bytes, 0, device) for bytes in traffic.copied])
-    eager = [
-        _elementwise(kernel.bytes, kernel.instructions * kernel.elements, device) for kernel in traffic.elementwise
-    ]
-    tail = [_elementwise(traffic.tail, traffic.tail_instructions * m * n, device)] if traffic.elementwise else []
+    copies = sum_of([elementwise_time(bytes, 0.0, device) for bytes in traffic.copied])
+    computing = arithmetic_seconds(traffic.tail_instructions * m * n, device)
+    tail = [elementwise_time(traffic.tail, computing, device)] if traffic.elementwise else []
     return Times(
-        eager=_sum([gemm_time, *eager]),
-        compiled=_sum([gemm_time, *tail]),
+        eager=sum_of([gemm_time, *eager_times(traffic.elementwise, device)]),
+        compiled=sum_of([gemm_time, *tail]),
         fused=Time(fused_time.limit + copies.limit, fused_time.expected + arithmetic + copies.expected),
         gemm=gemm_place,
         fused_roofline=fused_place,
@@ -193,18 +199,43 @@ def fits_l2(bytes: int, device: Device) -> bool:
     return bytes <= device.l2
 
 
-def _elementwise(bytes: int, instructions: int, device: Device) -> Time:
-    """A kernel that loads, computes and stores at once: the slower of the two decides."""
+def attained_bandwidth(bytes: int, device: Device, *, cold: bool = False) -> float:
+    """Bytes per second of an elementwise kernel that moves so many: from memory, or from the L2 cache if they fit."""
+    return device.bandwidth * ATTAINED_BANDWIDTH * (1.0 if cold or not fits_l2(bytes, device) else L2_SPEEDUP)
+
+
+def elementwise_time(bytes: int, computing: float, device: Device, *, cold: bool = False) -> Time:
+    """A kernel that loads, computes and stores at once: the slower of the two decides.
+
+    Args:
+        bytes: that it moves.
+        computing: seconds of its arithmetic.
+        device: whose figures to use.
+        cold: whether they come from memory even if they fit in the L2 cache.
+    """
     if not bytes:
         return Time(0.0, 0.0)
-    speed = device.bandwidth * ATTAINED_BANDWIDTH * (L2_SPEEDUP if fits_l2(bytes, device) else 1.0)
-    busy = max(bytes / speed, arithmetic_seconds(instructions, device))
+    busy = max(bytes / attained_bandwidth(bytes, device, cold=cold), computing)
     return Time(bytes / device.bandwidth, KERNEL_SECONDS + busy)
 
 
-def _sum(times: Sequence[Time]) -> Time:
+def eager_times(kernels: Sequence[EagerOperation], device: Device, *, cold: bool = False) -> list[Time]:
+    """The elementwise kernels of eager PyTorch."""
+    computing = [arithmetic_seconds(kernel.instructions * kernel.elements, device) for kernel in kernels]
+    return [
+        elementwise_time(kernel.bytes, seconds, device, cold=cold)
+        for kernel, seconds in zip(kernels, computing, strict=True)
+    ]
+
+
+def special_cost(device: Device) -> int:
+    """How many float32 additions take as long as one call of the special function unit, which works beside them."""
+    return FP32_PER_CLOCK.get(device.capability, FP32_PER_CLOCK_ELSE) // SPECIAL_PER_CLOCK
+
+
+def sum_of(times: Sequence[Time]) -> Time:
     return Time(sum(time.limit for time in times), sum(time.expected for time in times))
 
 
-def _share(slower: float, faster: float) -> float:
+def share_saved(slower: float, faster: float) -> float:
     return 1 - faster / slower if slower else 0.0

@@ -43,9 +43,9 @@ import dataclasses
 import json
 from typing import Any
 
-from epilogues.analysis import NodeDtype
+from epilogues.analysis import ChainTraffic, NodeDtype
 
-from .report import Report
+from .report import CommonReport, Report
 from .text import coverage_words
 
 VERSION = 1
@@ -61,26 +61,12 @@ def to_data(report: Report) -> dict[str, Any]:
     traffic, times, device = report.traffic, report.times, report.device
     return {
         "version": VERSION,
-        "epilogue": {"name": report.name, "tree": json.loads(report.tree.to_json()), "text": str(report.tree)},
+        "epilogue": epilogue_data(report),
         "problem": {"m": report.m, "n": report.n, "k": report.k, "dtype": report.dtype},
-        "device": {
-            "name": device.name,
-            "bandwidth": device.bandwidth,
-            "peak": device.peak(report.dtype),
-            "l2": device.l2,
-            "multiprocessors": device.multiprocessors,
-            "capability": list(device.capability),
-            "origin": device.origin,
-            "note": report.device_note,
-        },
-        "decision": {
-            "choice": report.decision.choice,
-            "fuse": report.decision.fuse,
-            "headline": report.decision.headline,
-            "reasons": list(report.decision.reasons),
-        },
+        "device": device_data(report, device.peak(report.dtype)),
+        "decision": decision_data(report),
         "traffic": {
-            "eager": [{"name": op.name, "read": op.read, "written": op.written} for op in traffic.eager],
+            "eager": eager_data(traffic),
             "unfused": traffic.unfused_bytes,
             "compiled": traffic.compiled_bytes,
             "fused": traffic.fused_bytes,
@@ -99,11 +85,11 @@ def to_data(report: Report) -> dict[str, Any]:
             "gemm_expected": times.gemm_expected,
         },
         "instructions": report.instructions,
-        "dtypes": [_node(entry) for entry in report.dtypes],
+        "dtypes": dtypes_data(report),
         "kernel": _kernel(report),
         "refusal": report.kernel.refusal,
         "registers": _registers(report),
-        "built": None if report.built is None else dataclasses.asdict(report.built),
+        "built": built_data(report),
         "coverage": {
             "complete": report.coverage.complete,
             "cublaslt": report.coverage.cublaslt,
@@ -116,6 +102,55 @@ def to_data(report: Report) -> dict[str, Any]:
         "source": report.source,
         "source_note": report.source_note,
     }
+
+
+# What reports of GEMMs and of chains have in common.
+
+
+def epilogue_data(report: CommonReport) -> dict[str, Any]:
+    """The key epilogue."""
+    return {"name": report.name, "tree": json.loads(report.tree.to_json()), "text": str(report.tree)}
+
+
+def device_data(report: CommonReport, peak: float) -> dict[str, Any]:
+    """The key device."""
+    device = report.device
+    return {
+        "name": device.name,
+        "bandwidth": device.bandwidth,
+        "peak": peak,
+        "l2": device.l2,
+        "multiprocessors": device.multiprocessors,
+        "capability": list(device.capability),
+        "origin": device.origin,
+        "note": report.device_note,
+    }
+
+
+def decision_data(report: CommonReport) -> dict[str, Any]:
+    """The key decision."""
+    decision = report.decision
+    return {
+        "choice": decision.choice,
+        "fuse": decision.fuse,
+        "headline": decision.headline,
+        "reasons": list(decision.reasons),
+    }
+
+
+def eager_data(traffic: ChainTraffic) -> list[dict[str, Any]]:
+    """Eager PyTorch's kernels."""
+    return [{"name": op.name, "read": op.read, "written": op.written} for op in traffic.eager]
+
+
+def built_data(report: CommonReport) -> dict[str, Any] | None:
+    """The key built."""
+    return None if report.built is None else dataclasses.asdict(report.built)
+
+
+def dtypes_data(report: CommonReport) -> list[dict[str, Any]]:
+    """The key dtypes."""
+    return [_node(entry) for entry in report.dtypes]
 
 
 def _node(entry: NodeDtype) -> dict[str, Any]:

@@ -46,13 +46,7 @@ def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tup
     if kernel.library is None:
         seconds = "about a minute" if kernel.spec.config.family == "sm90" else "about half a minute"
         found.append(f"The first call builds the kernel with nvcc, which takes {seconds}; it is kept on disk.")
-    if tree.rounding == "once":
-        found.append(
-            "Not bit-identical to eager PyTorch, which rounds after every operation: values are rounded at casts and "
-            'when stored only, which is closer to the exact result. epilogue.with_rounding("eager") rounds alike.'
-        )
-    if variant_of(tree) == "fast" and (approximate := approximated(tree)):
-        found.append(f"Approximated, to well below the rounding of the 16-bit output: {', '.join(approximate)}.")
+    found += numeric_limitations(tree)
     if repeated := repeated_operations(tree):
         which = f"{count(len(repeated), 'operation')} that the main output shares with others"
         verb = "is" if len(repeated) == 1 else "are"
@@ -60,6 +54,19 @@ def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tup
         often = "twice" if most == 2 else f"up to {most} times"
         found.append(f"{which} {verb} computed {often}: nothing can read the main output within a kernel.")
     return tuple(found)
+
+
+def numeric_limitations(tree: EpilogueTree) -> list[str]:
+    """How the results of a resolved tree may differ from eager PyTorch's."""
+    found = []
+    if tree.rounding == "once":
+        found.append(
+            "Not bit-identical to eager PyTorch, which rounds after every operation: values are rounded at casts and "
+            'when stored only, which is closer to the exact result. epilogue.with_rounding("eager") rounds alike.'
+        )
+    if variant_of(tree) == "fast" and (approximate := approximated(tree)):
+        found.append(f"Approximated, to well below the rounding of the 16-bit output: {', '.join(approximate)}.")
+    return found
 
 
 def approximated(tree: EpilogueTree) -> list[str]:

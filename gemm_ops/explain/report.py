@@ -28,24 +28,19 @@ from .registers import RegisterUse
 
 
 @dataclass(frozen=True)
-class Report:
-    """One epilogue on one problem and device.
+class CommonReport:
+    """What a report says whether or not there is a GEMM.
 
     Attributes:
         name: the epilogue's.
-        m, n, k: extents; M is the product of all leading dimensions.
-        dtype: short dtype name of the matrices.
+        m, n: extents of the result; M is the product of all leading dimensions.
+        dtype: short dtype name of the matrices, or of the tensor.
         device: whose figures are used.
         device_note: what to know of that choice, such as that it is assumed; "" if nothing.
         decision: whether to fuse, and why.
-        traffic: bytes moved by eager PyTorch, by torch.compile, and by one fused kernel.
-        times: the roofline's limit and the expected time of each.
         instructions: for one element of all outputs, by the analysis' costs.
         dtypes: dtype and conversions of every value.
-        kernel: which kernel would compute it, or why none does.
-        registers: the estimate for that kernel; None without one.
-        built: what the compiler says of that kernel; None if it is not built, or nobody knows.
-        coverage: what cuBLASLt and torch.compile do of it already.
+        built: what the compiler says of the kernel; None if it is not built, or nobody knows.
         limitations: what the fused kernel does not do today.
         script: a runnable comparison of the fused call with eager PyTorch.
         tree: as the user declared it.
@@ -55,23 +50,53 @@ class Report:
     name: str
     m: int
     n: int
-    k: int
     dtype: str
     device: Device
     device_note: str
     decision: FusionDecision
-    traffic: Traffic
-    times: Times
     instructions: int
     dtypes: tuple[NodeDtype, ...]
-    kernel: KernelChoice
-    registers: RegisterUse | None
     built: BuiltResources | None
-    coverage: Coverage
     limitations: tuple[str, ...]
     script: str
     tree: EpilogueTree
     resolved: EpilogueTree
+
+    @functools.cached_property
+    def _source(self) -> tuple[str, str]:
+        """The source, and why there is none: one of them is empty."""
+        raise NotImplementedError
+
+    @property
+    def source(self) -> str:
+        """The kernel's C++ source; "" where :attr:`source_note` says why there is none."""
+        return self._source[0]
+
+    @property
+    def source_note(self) -> str:
+        """Why there is no source, in words; "" if there is."""
+        return self._source[1]
+
+
+@dataclass(frozen=True)
+class Report(CommonReport):
+    """One epilogue on one GEMM and device.
+
+    Attributes:
+        k: the extent that is summed over.
+        traffic: bytes moved by eager PyTorch, by torch.compile, and by one fused kernel.
+        times: the roofline's limit and the expected time of each.
+        kernel: which kernel would compute it, or why none does.
+        registers: the estimate for that kernel; None without one.
+        coverage: what cuBLASLt and torch.compile do of it already.
+    """
+
+    k: int
+    traffic: Traffic
+    times: Times
+    kernel: KernelChoice
+    registers: RegisterUse | None
+    coverage: Coverage
 
     @functools.cached_property
     def _source(self) -> tuple[str, str]:
@@ -84,16 +109,6 @@ class Report:
                 return self.kernel.spec.source(), ""
         except ToolchainError as error:
             return "", str(error)
-
-    @property
-    def source(self) -> str:
-        """The kernel's C++ source; "" where :attr:`source_note` says why there is none."""
-        return self._source[0]
-
-    @property
-    def source_note(self) -> str:
-        """Why there is no source, in words; "" if there is."""
-        return self._source[1]
 
     def __str__(self) -> str:
         from .text import to_text

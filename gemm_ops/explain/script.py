@@ -4,6 +4,8 @@
     >>> Path("compare.py").write_text(text)
     $ python compare.py                     # or: python compare.py M N K
 
+With a shape (4096, 4096) it compares the standalone kernel, of ``gemm_ops.apply``, on a tensor of that shape.
+
 The script needs this package and PyTorch, nothing else.  Its unfused computation is written out, a PyTorch function a
 line.  Both results are held against float64: the fused one may be as far off as the unfused one and a twentieth, or as
 rounding explains, and NaN or infinite where the exact one is, but for as many elements as the unfused one is wrong
@@ -16,6 +18,7 @@ import importlib
 import math
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from epilogues import Epilogue
@@ -23,10 +26,10 @@ from epilogues.analysis.traffic import linear_bias
 from epilogues.tree import Accumulator, Apply, Cast, Constant, EpilogueTree, Kind, Node, Operand
 
 _TEMPLATE = '''\
-"""{name}, fused against eager PyTorch: M x N x K = {m} x {n} x {k}, {dtype}.
+"""{name}, fused against eager PyTorch: {problem} = {extents}, {dtype}.
 
     python THIS_FILE            # with these extents; on a CPU with none beyond {cpu_extent}
-    python THIS_FILE M N K      # with others
+    python THIS_FILE {usage:11}# with others
 
 Exit code 0 if the fused result is as near to float64 as the unfused one; 1 if not; 2 for wrong arguments.
 Written by gemm_ops.explain.
@@ -48,13 +51,13 @@ from epilogues.operations import OPERATIONS
 
 DTYPE = {torch_dtype}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-M, N, K = ({m}, {n}, {k}) if DEVICE == "cuda" else ({cpu_m}, {cpu_n}, {cpu_k})
+{names} = {shape} if DEVICE == "cuda" else {cpu_shape}
 if len(sys.argv) > 1:
-    if len(sys.argv) != 4 or not all(argument.isascii() and argument.isdigit() for argument in sys.argv[1:]):
+    if len(sys.argv) != {number} or not all(argument.isascii() and argument.isdigit() for argument in sys.argv[1:]):
         given = " ".join(sys.argv[1:])
-        print(f"{{sys.argv[0]}}: expected three extents M N K or nothing, got {{given}}", file=sys.stderr)
+        print(f"{{sys.argv[0]}}: expected {counted} extents {usage} or nothing, got {{given}}", file=sys.stderr)
         sys.exit(2)
-    M, N, K = map(int, sys.argv[1:])
+    {names} = map(int, sys.argv[1:])
 
 #: The relative error that rounding explains: half a unit in the last place for the store, and for each cast.
 ROUNDING = {rounding}
@@ -73,23 +76,21 @@ def make_inputs(seed):
     def normal(*shape, dtype, scale=1.0):
         return (torch.randn(shape, generator=generator, device=DEVICE) * scale).to(dtype)
 
-    x = normal(M, K, dtype=DTYPE)
-    weight = normal(N, K, dtype=DTYPE, scale=max(K, 1) ** -0.5)
-    operands = {{
+{tensors}    operands = {{
 {operands}    }}
-    return x, weight, operands
+    return {inputs}, operands
 
 
-def fused(x, weight, operands):
-    result = gemm_ops.linear(x, weight, epilogue, **operands)
+def fused({inputs}, operands):
+    result = {fused}
     return result if isinstance(result, dict) else {{"D": result}}
 
 
-def unfused(x, weight, given):
+def unfused({inputs}, given):
 {unfused}
 
-def exact(x, weight, operands):
-    acc = x.double() @ weight.double().t()
+def exact({inputs}, operands):
+    acc = {exact}
     result = epilogue.reference(acc, compute_dtype=torch.float64, keep_casts=False, **operands)
     return result if isinstance(result, dict) else {{"D": result}}
 
@@ -108,14 +109,14 @@ def count_misplaced(result, truth):
 
 
 def check():
-    x, weight, operands = make_inputs(0)
-    got, eager, truth = fused(x, weight, operands), unfused(x, weight, operands), exact(x, weight, operands)
+    inputs = make_inputs(0)
+    got, eager, truth = fused(*inputs), unfused(*inputs), exact(*inputs)
     good = True
     for name, value in truth.items():
         compared = value.isfinite() & got[name].isfinite() & eager[name].isfinite()
         error = relative_error(got[name], value, compared)
         unfused_error = relative_error(eager[name], value, compared)
-        limit = max(1.05 * unfused_error, ROUNDING[name] + max(K, 1) ** 0.5 * 2.0**-23)
+        limit = max(1.05 * unfused_error, ROUNDING[name] + {accumulated}2.0**-23)
         good = good and error <= limit
         print(f"output {{name}}: error {{error:.2e}} fused, {{unfused_error:.2e}} unfused, limit {{limit:.2e}}"
               + ("" if error <= limit else "   TOO LARGE"))
@@ -154,14 +155,60 @@ def measure(rounds=21, calls=10):
 
 if __name__ == "__main__":
     with torch.no_grad():
-        print(f"{{epilogue.name}}: {{M}} x {{N}} x {{K}}, {{DTYPE}}, on {{DEVICE}}")
+        print(f"{{epilogue.name}}: {shown}, {{DTYPE}}, on {{DEVICE}}")
         passed = check()
-        if DEVICE == "cuda" and 0 not in (M, N, K):
+        if DEVICE == "cuda" and 0 not in ({names}):
             measure()
         else:
             print("no times: they are taken on a GPU")
     sys.exit(0 if passed else 1)
 '''
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What differs between a script for a GEMM and one for a standalone kernel.
+
+    Attributes:
+        names: of the extents.
+        counted: how many there are, in words.
+        tensors: the lines that draw what is computed on.
+        inputs: the names of those.
+        fused: the fused call.
+        exact: the accumulator in float64.
+        accumulated: a factor of float32's rounding, for what adding up loses.
+    """
+
+    names: tuple[str, ...]
+    counted: str
+    tensors: str
+    inputs: str
+    fused: str
+    exact: str
+    accumulated: str
+
+
+_GEMM = _Form(
+    names=("M", "N", "K"),
+    counted="three",
+    tensors="""\
+    x = normal(M, K, dtype=DTYPE)
+    weight = normal(N, K, dtype=DTYPE, scale=max(K, 1) ** -0.5)
+""",
+    inputs="x, weight",
+    fused="gemm_ops.linear(x, weight, epilogue, **operands)",
+    exact="x.double() @ weight.double().t()",
+    accumulated="max(K, 1) ** 0.5 * ",
+)
+_CHAIN = _Form(
+    names=("M", "N"),
+    counted="two",
+    tensors="    x = normal(M, N, dtype=DTYPE)\n",
+    inputs="x",
+    fused="gemm_ops.apply(x, epilogue, **operands)",
+    exact="x.double()",
+    accumulated="",
+)
 
 _CPU_EXTENT = 256
 _TORCH = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
@@ -182,7 +229,7 @@ def comparison_script(
     epilogue: Epilogue,
     tree: EpilogueTree,
     resolved: EpilogueTree,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     element: str,
     *,
     origin: str = "",
@@ -193,26 +240,34 @@ def comparison_script(
         epilogue: as the user has it.
         tree: its tree with all kinds and dtypes known, before eager rounding: what the unfused function is.
         resolved: the same with every cast: what the kernel rounds.
-        shape: M, N, K.
-        element: short dtype name of the matrices.
+        shape: M, N, K; without K, the script is for the standalone kernel.
+        element: short dtype name of the matrices, or of the tensor.
         origin: ``module:attribute`` to import the epilogue from; "": asked of the epilogue itself.
     """
-    m, n, k = shape
+    form = _GEMM if len(shape) == 3 else _CHAIN
     return _TEMPLATE.format(
         name=re.sub(r"[^\w .:<>-]", "_", epilogue.name),
-        m=m,
-        n=n,
-        k=k,
+        problem=" x ".join(form.names),
+        extents=" x ".join(map(str, shape)),
+        usage=" ".join(form.names),
+        names=", ".join(form.names),
+        number=1 + len(form.names),
+        counted=form.counted,
+        shown=" x ".join(f"{{{name}}}" for name in form.names),
+        shape=shape,
+        cpu_shape=tuple(min(extent, _CPU_EXTENT) for extent in shape),
+        tensors=form.tensors,
+        inputs=form.inputs,
+        fused=form.fused,
+        exact=form.exact,
+        accumulated=form.accumulated,
         dtype=_TORCH[element].removeprefix("torch."),
         torch_dtype=_TORCH[element],
         cpu_extent=_CPU_EXTENT,
-        cpu_m=min(m, _CPU_EXTENT),
-        cpu_n=min(n, _CPU_EXTENT),
-        cpu_k=min(k, _CPU_EXTENT),
         load=_load(epilogue, origin or find_origin(epilogue)),
         rounding={store.name: _rounding(resolved, str(store.dtype)) for store in resolved.outputs},
         operands="".join(f"        {operand.name!r}: {_make(operand)},\n" for operand in tree.operands),
-        unfused=_unfused(tree, element),
+        unfused=_unfused(tree, element) if form is _GEMM else _unfused_chain(tree),
     )
 
 
@@ -263,16 +318,25 @@ def _rounding(tree: EpilogueTree, dtype: str) -> float:
 
 
 def _unfused(tree: EpilogueTree, element: str) -> str:
-    """The body of ``unfused``: a line for each PyTorch function."""
+    """The body of ``unfused`` with a GEMM: a line for each PyTorch function."""
     bias = linear_bias(tree, element)
     in_linear = "" if bias is None else f", given[{bias[1].name!r}]"
     product = f"F.linear(x, weight{in_linear})" if tree.rounding != "eager" else "torch.matmul(x, weight.t())"
-    lines = [f"product = {product}"]
-    names: dict[int, str] = {}
+    done = {id(node): "product" for node in tree.nodes if isinstance(node, Accumulator)}
+    return _written_out(tree, [f"product = {product}"], done | ({} if bias is None else {id(bias[0]): "product"}))
+
+
+def _unfused_chain(tree: EpilogueTree) -> str:
+    """The same without one."""
+    return _written_out(tree, [], {id(node): "x" for node in tree.nodes if isinstance(node, Accumulator)})
+
+
+def _written_out(tree: EpilogueTree, lines: list[str], names: dict[int, str]) -> str:
+    """A line for each PyTorch function, after the lines that make the values that have names already."""
     for node in tree.nodes:
-        if isinstance(node, Accumulator) or (bias is not None and node is bias[0]):
-            names[id(node)] = "product"
-        elif isinstance(node, Operand):
+        if id(node) in names:
+            continue
+        if isinstance(node, Operand):
             names[id(node)] = _operand(node)
         elif isinstance(node, Constant):
             names[id(node)] = f"number({_number(node.value)})"

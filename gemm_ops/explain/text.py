@@ -10,7 +10,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from .report import Report
+from epilogues.analysis import ChainTraffic
+
+from .report import CommonReport, Report
 from .units import count, in_bytes, in_mebibytes, in_number, in_rate, in_share, in_time
 
 _WIDTH = 110
@@ -21,18 +23,18 @@ _INDENT = "  "
 
 def to_text(report: Report) -> str:
     """The whole report; the source and the script are only named, they are long."""
-    parts = [[title(report), report.decision.headline, *_bullets(report.decision.reasons)]]
+    parts = [[title(report), report.decision.headline, *bullets(report.decision.reasons)]]
     if has_output(report):
         parts += [
-            ["Device", *_wrapped(device_words(report))],
-            ["Bytes and time", *_columns(time_rows(report)), *_wrapped(TIME_NOTE)],
-            ["Kernels of eager PyTorch", *_columns(eager_rows(report)), *_wrapped(eager_note(report))],
+            ["Device", *wrapped(device_words(report))],
+            ["Bytes and time", *columns(time_rows(report)), *wrapped(TIME_NOTE)],
+            ["Kernels of eager PyTorch", *columns(eager_rows(report.traffic)), *wrapped(eager_note(report))],
         ]
     parts += [
-        ["Fused kernel", *(line for words in kernel_words(report) for line in _wrapped(words))],
-        ["Dtypes: " + DTYPE_NOTE, *_columns(dtype_rows(report)[1:])],
-        ["Who fuses it already", *_bullets(coverage_words(report))],
-        ["Limitations", *_bullets(report.limitations)],
+        ["Fused kernel", *(line for words in kernel_words(report) for line in wrapped(words))],
+        ["Dtypes: " + DTYPE_NOTE, *columns(dtype_rows(report)[1:])],
+        ["Who fuses it already", *bullets(coverage_words(report))],
+        ["Limitations", *bullets(report.limitations)],
         [more_words(report)],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts)
@@ -47,7 +49,7 @@ TIME_NOTE = (
 DTYPE_NOTE = "computed in f32; rounded where it says so, nowhere else"
 
 
-def has_output(report: Report) -> bool:
+def has_output(report: CommonReport) -> bool:
     """Whether the result has elements: where it has none no kernel runs, and there is nothing to count."""
     return 0 not in (report.m, report.n)
 
@@ -61,9 +63,13 @@ def in_one_line(text: str) -> str:
 
 def title(report: Report) -> str:
     """Epilogue, problem and device in one line."""
+    return title_of(report, f"M x N x K = {report.m} x {report.n} x {report.k}")
+
+
+def title_of(report: CommonReport, problem: str) -> str:
+    """The same of a problem in words."""
     assumed = " (assumed)" if report.device_note.startswith("assumed") else ""
-    problem = f"M x N x K = {report.m} x {report.n} x {report.k}, {report.dtype}"
-    return in_one_line(f"{report.name}, {problem}, on {report.device.name}{assumed}")
+    return in_one_line(f"{report.name}, {problem}, {report.dtype}, on {report.device.name}{assumed}")
 
 
 def more_words(report: Report) -> str:
@@ -77,11 +83,15 @@ def more_words(report: Report) -> str:
 
 def device_words(report: Report) -> str:
     """The device's figures and where they are from."""
+    return device_words_of(report, f"{in_rate(report.device.peak(report.dtype), 'FLOP/s')} in {report.dtype}")
+
+
+def device_words_of(report: CommonReport, speed: str) -> str:
+    """The same with how fast it computes in words."""
     device = report.device
     figures = (
-        f"{device.name}: {in_rate(device.bandwidth, 'B/s')}, {in_rate(device.peak(report.dtype), 'FLOP/s')} in "
-        f"{report.dtype}, L2 cache {in_mebibytes(device.l2)}, {device.multiprocessors} multiprocessors; "
-        f"{device.origin}."
+        f"{device.name}: {in_rate(device.bandwidth, 'B/s')}, {speed}, L2 cache {in_mebibytes(device.l2)}, "
+        f"{device.multiprocessors} multiprocessors; {device.origin}."
     )
     noted = f"{figures} {report.device_note[:1].upper()}{report.device_note[1:]}." if report.device_note else figures
     return in_one_line(noted)
@@ -107,10 +117,10 @@ def time_rows(report: Report) -> list[Cells]:
     return rows
 
 
-def eager_rows(report: Report) -> list[Cells]:
+def eager_rows(traffic: ChainTraffic) -> list[Cells]:
     """The table of eager PyTorch's kernels, its head first."""
     rows: list[Cells] = [("", "reads", "writes")]
-    rows += [(kernel.name, in_bytes(kernel.read), in_bytes(kernel.written)) for kernel in report.traffic.eager]
+    rows += [(kernel.name, in_bytes(kernel.read), in_bytes(kernel.written)) for kernel in traffic.eager]
     return rows
 
 
@@ -143,24 +153,29 @@ def kernel_words(report: Report) -> list[str]:
         warning = "  WARNING: it will spill." if use.warns else ""
         words.append(
             f"Registers: about {use.needed} of the {use.budget} that a thread may have (estimate). At most "
-            f"{count(use.live, 'value')} of one element must be held at once ({_peak(use.live_at)}); above "
+            f"{count(use.live, 'value')} of one element must be held at once ({peak_words(use.live_at)}); above "
             f"{max(use.live_limit, 0)}, values are expected to spill to memory.{warning}"
         )
-    if report.built is not None:
-        spilled = f"{count(report.built.spilled, 'byte')} of local memory" if report.built.spilled else "no spills"
-        words.append(f"Built: {report.built.registers} registers a thread, {spilled} (says {report.built.source}).")
-    elif report.kernel.library:
-        words.append("Built: registers and spills are not known, there is no record of the build and no cuobjdump.")
+    if report.kernel.library:
+        words.append(built_words(report))
     work = count(report.instructions, "instruction")
     words.append(f"Work: about {work} for each element, {in_time(report.times.fused_arithmetic)} in all (estimate).")
     return words
 
 
-def _peak(at: str) -> str:
+def built_words(report: CommonReport) -> str:
+    """What the compiler says of the kernel that is built."""
+    if report.built is None:
+        return "Built: registers and spills are not known, there is no record of the build and no cuobjdump."
+    spilled = f"{count(report.built.spilled, 'byte')} of local memory" if report.built.spilled else "no spills"
+    return f"Built: {report.built.registers} registers a thread, {spilled} (says {report.built.source})."
+
+
+def peak_words(at: str) -> str:
     return "its inputs" if at == "load" else f"during {at}"
 
 
-def dtype_rows(report: Report) -> list[Cells]:
+def dtype_rows(report: CommonReport) -> list[Cells]:
     """The dtype and cast map, its head first."""
     rows: list[Cells] = [("value", "dtype", "conversion")]
     return rows + [(entry.text, entry.dtype, entry.conversion) for entry in report.dtypes]
@@ -189,18 +204,20 @@ def coverage_words(report: Report) -> tuple[str, str]:
 # Layout.
 
 
-def _wrapped(words: str) -> list[str]:
+def wrapped(words: str) -> list[str]:
+    """Lines of a paragraph."""
     return textwrap.wrap(words, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False)
 
 
-def _bullets(items: Iterable[str]) -> list[str]:
+def bullets(items: Iterable[str]) -> list[str]:
+    """Lines of a list."""
     lines = []
     for item in items:
         lines += textwrap.wrap(item, _WIDTH, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
     return lines
 
 
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as columns: the first and words to the left, what begins with a digit in some row to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     right = [any(cell[:1].isdigit() for cell in column) for column in zip(*rows, strict=True)]

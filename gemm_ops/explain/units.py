@@ -44,9 +44,11 @@ def in_number(value: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 kernel``, ``2 kernels``, ``2 copies``."""
+    """``1 kernel``, ``2 kernels``, ``2 copies``, ``2 launches``."""
     if number == 1:
         return f"1 {noun}"
+    if noun.endswith("ch"):
+        return f"{number} {noun}es"
     return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}s"
 
 

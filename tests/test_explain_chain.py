@@ -124,8 +124,8 @@ def test_several_outputs() -> None:
     assert report.traffic.fused_bytes == 2 * M * N + 2 * N + (2 + 2 + 4) * M * N
     assert report.decision.choice == "fuse" and report.kernel.spec is not None
     assert report.kernel.spec.outputs == ("pieces",) * 3
-    # x and bias in pieces of four registers, two outputs that wait in eight each, gelu's own values, and the rest
-    assert report.registers is not None and report.registers.needed == 2 * 4 + 2 * 8 + report.registers.live + 12
+    # x and bias in short pieces of two registers, two outputs that wait in four each, gelu's own values, and the rest
+    assert report.registers is not None and report.registers.needed == 2 * 2 + 2 * 4 + report.registers.live + 12
 
 
 def test_a_tensor_that_nothing_reads_is_not_counted() -> None:

@@ -8,10 +8,12 @@ The layers, from the user down; each only knows those below it:
 ``modules``              :class:`FusedLinear`.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
 ``standalone``           :func:`apply`: an epilogue without a product.
-``operators``            what PyTorch's dispatcher, autograd and compiler see of it.
+``operators``            what PyTorch's compiler and exporter see of it.
+``recording``            what autograd sees of it.
 ``gradients``            its backward, from the derivative trees.
 ``dispatch``             one product: bind its tensors, decide on a backend, execute.
-``elementwise_call``     one elementwise call, or the tail of an unfused product: the same.
+``two_passes``           a product by cuBLAS, then the epilogue as an elementwise call.
+``elementwise_call``     one elementwise call, the same.
 ``plan``                 what a repeated call reuses.
 ``problem`` ``operands`` ``outputs``   what the tensors are: shapes, layouts, alignments.
 ``addressing/``          how each tensor reaches a kernel: as it is, at its own alignment, or copied first.

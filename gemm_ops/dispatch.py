@@ -49,7 +49,7 @@ from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
 from .runtime.loading import is_loaded
-from .two_passes import TwoPasses, compute_recorded, find_tail
+from .two_passes import TwoPasses, compute_differentiably, find_tail
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def multiprocessor_count(device: torch.device) -> int:
 def compute_unfused(call: Call, decision: Decision) -> dict[str, Tensor]:
     """Computes a call that has no plan: with PyTorch, or recorded by autograd; outputs by name."""
     if decision.backend == "cublas":
-        results = compute_recorded(call)
+        results = compute_differentiably(call)
     else:
         transformed = call.differentiable or not call.is_in_memory
         results = run_reference(call.epilogue.tree, call.a, call.b, call.given, transformed=transformed)

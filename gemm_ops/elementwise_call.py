@@ -1,7 +1,6 @@
 """One elementwise call, from tensors to outputs: bind, find a kernel, launch.
 
-    >>> call = bind_elementwise(x, epilogue, {"bias": bias}, out=None)
-    >>> outputs = compute_elementwise(call)                 # by name
+    >>> outputs = run_elementwise(x, epilogue, {"bias": bias})              # by name
 
 x takes the accumulator's place.  It is a tensor of its own (:func:`gemm_ops.apply`), or the fp32 product of a GEMM that
 no kernel computes together with its epilogue (:func:`tail_call`); then outputs have the matrices' dtype where the
@@ -9,7 +8,8 @@ epilogue names none.
 
 Layers: :func:`bind_elementwise` reads and checks the tensors; :func:`find_walk` says whether a kernel takes them; then
 :mod:`gemm_ops.elementwise` and :mod:`gemm_ops.elementwise_plan` compute, or the PyTorch reference does, operation by
-operation.  :func:`compute_elementwise` says so once, with the reason; a backend asked for by name raises instead.
+operation.  :func:`run_elementwise` says so once, with the reason; a backend asked for by name raises instead.  A call
+that is alike an earlier one goes straight to that one's plan.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from epilogues.tree import EpilogueTree
 
 from .addressing.views import has_memory
 from .announce import announce
+from .arguments import outputs_by_name
 from .build.cache import find_library
 from .build.toolchain import find_toolchain
 from .elementwise.layout import Layout, plan_layout, view_of
@@ -38,6 +39,7 @@ from .fallback import without_autocast
 from .forcing import forced_backend
 from .operands import BoundOperand, bind_operands
 from .outputs import bind_outputs
+from .plan import find_plan, plan_key, remember_plan
 from .problem import Problem, read_tensor
 from .resolving import resolve_tree
 from .runtime.loading import is_loaded
@@ -159,20 +161,41 @@ def make_elementwise_plan(call: ElementwiseCall, walk: Walk) -> ElementwisePlan:
     return ElementwisePlan(call.epilogue, call.tree, walk.spec, walk.layout, call.problem.device)
 
 
-def compute_elementwise(call: ElementwiseCall, walk: Walk | str) -> dict[str, Tensor]:
-    """The outputs of a call by name, as :func:`find_walk` has it: by a kernel, or by PyTorch for a reason.
+def run_elementwise(
+    x: Tensor,
+    epilogue: Epilogue,
+    operands: Mapping[str, Tensor | float],
+    out: Tensor | Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The outputs of an epilogue over x by name; autograd does not hear of it where a kernel computes.
 
     Raises:
+        ProblemError, EpilogueError: whatever is wrong with the arguments.
         BuildError: if the kernel has to be built and cannot be.
         UnsupportedProblemError: if a backend is asked for by name, and none takes the call.
     """
-    if not isinstance(walk, str):
-        return make_elementwise_plan(call, walk).run(call.x, call.in_memory, call.out)
+    key = None
+    if isinstance(x, Tensor) and runs_kernels(x.device):
+        key = plan_key((x,), epilogue, operands, out, forced_backend(), in_place=True)
+        if key is not None and (found := find_plan(key)) is not None:
+            outputs: dict[str, Tensor] = found.run(x, operands, outputs_by_name(out))
+            return outputs
+    call = bind_elementwise(x, epilogue, operands, out)
+    walk = find_walk(call)
+    if isinstance(walk, str):
+        return _compute_unfused(call, walk)
+    plan = make_elementwise_plan(call, walk)
+    if key is not None:
+        remember_plan(key, plan)
+    return plan.run(call.x, call.in_memory, call.out)
+
+
+def _compute_unfused(call: ElementwiseCall, reason: str) -> dict[str, Tensor]:
     forced = forced_backend()
     if forced not in ("auto", "reference"):
-        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {walk}")
+        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")
     if forced == "auto" and call.x.numel():
-        announce(f"computed by PyTorch operation by operation, not in one kernel: {walk}")
+        announce(f"computed by PyTorch operation by operation, not in one kernel: {reason}")
     return compute_by_operations(call)
 
 

@@ -1,18 +1,18 @@
 """The backward of an elementwise call: one kernel for each output that gradients come from, and sums.
 
-    >>> forward = storing_forward(epilogue, ("accumulator", "bias"), torch.bfloat16)
-    >>> results = ...                                            # the forward over x
-    >>> backward = Pass(forward, epilogue.outputs, ("accumulator", "bias"), x.dtype)
-    >>> grads = backward.run({"D": grad}, x, {"bias": bias}, results, compute)
+    >>> keep(ctx, epilogue, x, {"bias": bias}, results)         # in an autograd node's forward
+    >>> found = gradients(ctx, [grad], compute)                 # in its backward: by name, "accumulator" for x
 
 Contract
 --------
-* The derivative trees are the language's (:mod:`epilogues.gradients`); here they meet tensors.
-* x, which takes the accumulator's place, is at hand in the backward.  So are the operands and the outputs.  What the
-  backward reads of these, and what it computes again, is what moves the fewest bytes; where storing a value in the
-  forward saves more than it costs, :func:`storing_forward` has it as a further output.
+* The derivative trees are the language's (:mod:`epilogues.gradients`); here they meet tensors and autograd's context.
+* x, which takes the accumulator's place, is at hand in the backward, and so are the operands and the outputs.  Which of
+  these the backward reads, and what it computes again, is what moves the fewest bytes; nothing else is kept.
 * The terms of a row's, a column's or a scalar's gradient are summed in fp32 (fp64 for fp64) by PyTorch.
 * Gradients have the dtype of what they are gradients of.
+* Outputs that no gradient comes to cost nothing, unless the backward without them would read what was not kept; then
+  they count as zeros.
+* What the backward computes goes through ``compute``, so that it can be recorded and differentiated in turn.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,34 +36,72 @@ from epilogues.tree import Accumulator, Store
 Compute = Callable[[Tensor, Epilogue, Mapping[str, Tensor | float]], Mapping[str, Tensor]]
 
 
-def storing_forward(epilogue: Epilogue, needs: tuple[str, ...], dtype: torch.dtype) -> Epilogue:
-    """The epilogue with what it should store for the backward as further outputs; mostly the epilogue itself.
+def needs_of(x: Tensor, operands: Mapping[str, Tensor | float]) -> tuple[str, ...]:
+    """What gradients will be asked for: "accumulator" for x, and operands' names."""
+    named = {ACCUMULATOR: x, **operands}
+    return tuple(name for name, value in named.items() if isinstance(value, Tensor) and value.requires_grad)
+
+
+def keep(
+    ctx: Any, epilogue: Epilogue, x: Tensor, operands: Mapping[str, Tensor | float], results: Mapping[str, Tensor]
+) -> None:
+    """Keeps in an autograd context what the backward reads.
 
     Args:
-        epilogue: the forward.
-        needs: what gradients will be needed of: "accumulator" for x, and operands' names.
-        dtype: of x.
+        ctx: of an autograd node whose inputs and outputs the tensors are.
+        epilogue: what was computed.
+        x, operands: of what.
+        results: the outputs, by name.
     """
-    return _storing_forward(epilogue, needs, _short(dtype))
+    ctx.set_materialize_grads(False)
+    ctx.backward_pass = find_pass(epilogue, epilogue.outputs, needs_of(x, operands), x.dtype)
+    reads = ctx.backward_pass.reads
+    tensors = {("x", ""): x, **{("operand", name): value for name, value in operands.items()}}
+    tensors |= {("output", name): value for name, value in results.items()}
+    saved = {key: tensor for key, tensor in tensors.items() if key in reads and isinstance(tensor, Tensor)}
+    ctx.saved_keys = tuple(saved)
+    ctx.save_for_backward(*saved.values())
+    # of what is not read, the shape and the dtype are
+    ctx.x_like = _like(x)
+    ctx.operands_like = {name: _like(value) if isinstance(value, Tensor) else value for name, value in operands.items()}
+    ctx.output_dtypes = {name: value.dtype for name, value in results.items()}
 
 
-@functools.lru_cache(maxsize=1024)
-def _storing_forward(epilogue: Epilogue, needs: tuple[str, ...], dtype: str | None) -> Epilogue:
-    with_x, name = _with_x(epilogue, dtype)
-    found = derivative(with_x, needs, outputs=epilogue.outputs, dtype=dtype)
-    if not found.added:
-        return epilogue
-    tree = found.forward.tree
-    outputs = tuple(store for store in tree.outputs if store.name != name)
-    return Epilogue.from_tree(replace(tree, outputs=outputs), f"{epilogue.name}_forward")
+def _like(tensor: Tensor) -> Tensor:
+    """One element that looks like the tensor."""
+    return tensor.new_empty(()).expand(tensor.shape)
+
+
+def gradients(ctx: Any, grads: Sequence[Tensor | None], compute: Compute) -> dict[str, Tensor]:
+    """The gradients by name: "accumulator" for x, and operands'; none where no gradient came.
+
+    Args:
+        ctx: as :func:`keep` left it.
+        grads: of the outputs, in order.
+        compute: computes the epilogues of the backward.
+    """
+    whole: Pass = ctx.backward_pass
+    present = {name: grad for name, grad in zip(whole.outputs, grads, strict=True) if grad is not None}
+    if not present:
+        return {}
+    chosen = find_pass(whole.forward, tuple(present), whole.needs, whole.dtype)
+    if not chosen.reads <= whole.reads:
+        chosen = whole
+        for name, dtype in ctx.output_dtypes.items():
+            if name not in present:
+                present[name] = torch.zeros_like(ctx.x_like, dtype=dtype)
+    saved = dict(zip(ctx.saved_keys, ctx.saved_tensors, strict=True))
+    operands = {name: saved.get(("operand", name), like) for name, like in ctx.operands_like.items()}
+    results = {name: value for (role, name), value in saved.items() if role == "output"}
+    return chosen.run(present, saved.get(("x", ""), ctx.x_like), operands, results, compute)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The backward of one call.
+    """The backward of calls that are alike.
 
     Attributes:
-        forward: what was computed, with what was stored for the backward.
+        forward: what was computed.
         outputs: those of its outputs that have gradients.
         needs: what gradients are needed of.
         dtype: of x.
@@ -73,6 +112,18 @@ class Pass:
     needs: tuple[str, ...]
     dtype: torch.dtype
 
+    @functools.cached_property
+    def reads(self) -> frozenset[tuple[str, str]]:
+        """What the backward reads: ("x", ""), ("operand", name) and ("output", name) of the forward."""
+        backward, x = self._backward
+        found = set()
+        for source in (source for one in backward.passes for source in one.sources):
+            if source.role == "operand":
+                found.add(("operand", source.name))
+            elif source.role == "saved":
+                found.add(("x", "") if source.name == x else ("output", source.name))
+        return frozenset(found)
+
     def run(
         self,
         grads: Mapping[str, Tensor],
@@ -81,12 +132,12 @@ class Pass:
         results: Mapping[str, Tensor],
         compute: Compute,
     ) -> dict[str, Tensor]:
-        """The gradients by name: "accumulator" for x, and operands'.
+        """The gradients by name.
 
         Args:
             grads: of each of ``outputs``.
-            x, operands: what the forward was given.
-            results: what it computed, by name; those that :attr:`reads` names are enough.
+            x, operands: what the forward was given; what is not in :attr:`reads` needs no more than shape and dtype.
+            results: what it computed, by name; those in :attr:`reads`.
             compute: computes the epilogues of the backward.
         """
         backward, name = self._backward
@@ -113,21 +164,15 @@ class Pass:
             found[target] = torch.zeros_like(like) if isinstance(like, Tensor) else x.new_zeros(())
         return found
 
-    @property
-    def reads(self) -> frozenset[tuple[str, str]]:
-        """What the backward reads: ("x", ""), ("operand", name) and ("output", name) of the forward."""
-        backward, x = self._backward
-        found = set()
-        for source in (source for one in backward.passes for source in one.sources):
-            if source.role == "operand":
-                found.add(("operand", source.name))
-            elif source.role == "saved":
-                found.add(("x", "") if source.name == x else ("output", source.name))
-        return frozenset(found)
-
-    @property
+    @functools.cached_property
     def _backward(self) -> tuple[Backward, str]:
-        return _backward(self.forward, self.outputs, self.needs, _short(self.dtype))
+        """The derivative, and the name of the output that x is in it."""
+        tree, short = self.forward.tree, _short(self.dtype)
+        name = free_name("x", {*self.forward.operands, *self.forward.outputs})
+        accumulator = next((node for node in tree.nodes if isinstance(node, Accumulator)), None) or Accumulator()
+        outputs = (*tree.outputs, Store(name, accumulator, short or "f32"))
+        with_x = Epilogue.from_tree(replace(tree, outputs=outputs), self.forward.name)
+        return derivative(with_x, self.needs, outputs=self.outputs, dtype=short, store=False), name
 
     def _epilogue(self, one: BackwardPass, operands: Mapping[str, Tensor | float]) -> Epilogue:
         """A pass's epilogue with each output in the dtype of what it is the gradient of."""
@@ -137,30 +182,17 @@ class Pass:
             dtype = given.dtype if isinstance(given, Tensor) else self.dtype
             if gradient.over == ():  # what is summed is stored as the tree says
                 wanted.setdefault(gradient.output, set()).add(_short(dtype))
-        dtypes = tuple((name, _widest(found)) for name, found in wanted.items())
+        dtypes = tuple((name, "f32" if len(found) > 1 else next(iter(found))) for name, found in wanted.items())
         return _stored_as(one.epilogue, dtypes, self.dtype == torch.float64)
 
 
-@functools.lru_cache(maxsize=1024)
-def _backward(
-    forward: Epilogue, outputs: tuple[str, ...], needs: tuple[str, ...], dtype: str | None
-) -> tuple[Backward, str]:
-    """The derivative, and the name of the output that x is in it."""
-    with_x, name = _with_x(forward, dtype)
-    return derivative(with_x, needs, outputs=outputs, dtype=dtype, store=False), name
+@functools.lru_cache(maxsize=4096)
+def find_pass(epilogue: Epilogue, outputs: tuple[str, ...], needs: tuple[str, ...], dtype: torch.dtype) -> Pass:
+    """The backward of an epilogue from some of its outputs to what needs gradients, x being of a dtype."""
+    return Pass(epilogue, outputs, needs, dtype)
 
 
-def _with_x(epilogue: Epilogue, dtype: str | None) -> tuple[Epilogue, str]:
-    """The epilogue with x as a further output, which the backward may read, and that output's name."""
-    tree = epilogue.tree
-    taken = {*epilogue.operands, *epilogue.outputs}
-    name = free_name("x", taken)
-    accumulator = next((node for node in tree.nodes if isinstance(node, Accumulator)), None) or Accumulator()
-    outputs = (*tree.outputs, Store(name, accumulator, dtype or "f32"))
-    return Epilogue.from_tree(replace(tree, outputs=outputs), epilogue.name), name
-
-
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def _stored_as(epilogue: Epilogue, dtypes: tuple[tuple[str, str | None], ...], double: bool) -> Epilogue:
     """The epilogue with dtypes for outputs that name none; in fp64, all outputs are fp64."""
     found = dict(dtypes)
@@ -174,7 +206,3 @@ def _stored_as(epilogue: Epilogue, dtypes: tuple[tuple[str, str | None], ...], d
 def _short(dtype: torch.dtype) -> str | None:
     """The short name of a dtype of the language; None for others, which are computed in fp64 or refused."""
     return dtype_name(dtype) if dtype in DTYPES.values() else None
-
-
-def _widest(dtypes: Sequence[str | None] | set[str | None]) -> str | None:
-    return "f32" if len(dtypes) > 1 else next(iter(dtypes))

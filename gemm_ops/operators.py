@@ -3,7 +3,7 @@
     >>> call = flatten(x, epilogue, {"bias": bias})
     >>> results = torch.ops.gemm_ops.apply(*call)            # the outputs in order
 
-``gemm_ops::apply(Tensor x, Tensor[] operands, float[] numbers, str given, str epilogue, int kept) -> Tensor[]``
+``gemm_ops::apply(Tensor x, Tensor[] operands, float[] numbers, str given, str epilogue) -> Tensor[]``
 
 Contract
 --------
@@ -11,19 +11,17 @@ Contract
   "bias_activation gelu": what a name stands for.
 * ``given`` says of each operand, in the tree's order, whether it is the next of ``operands`` ("t") or of ``numbers``
   ("n").
-* All outputs are new tensors that lie as x does.  The first ``kept`` are the caller's; gradients come from those.
-  What follows was stored for the backward.
+* All outputs are new tensors that lie as x does.
 * Differentiable once and more often: the backward is made of calls of the same operator (:mod:`gemm_ops.gradients`).
 
-Where nothing is recorded or traced, calls of :func:`gemm_ops.apply` do not come by here: PyTorch's dispatcher costs
-more than the rest of a warm call.
+Where nothing is traced, calls of :func:`gemm_ops.apply` do not come by here: an operator written in Python costs more
+than the rest of a warm call, and a recorded one several times as much as :mod:`gemm_ops.recording`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -35,12 +33,12 @@ from epilogues.gradients.backward import ACCUMULATOR
 from epilogues.tree import EpilogueTree
 
 from .arguments import as_epilogue
-from .elementwise_call import bind_elementwise, compute_elementwise, find_walk
-from .gradients import Pass, storing_forward
+from .elementwise_call import run_elementwise
+from .gradients import gradients, keep
 
 _LIBRARY = torch.library.Library("gemm_ops", "DEF")
 _LIBRARY.define(
-    "apply(Tensor x, Tensor[] operands, float[] numbers, str given, str epilogue, int kept) -> Tensor[]",
+    "apply(Tensor x, Tensor[] operands, float[] numbers, str given, str epilogue) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -53,17 +51,15 @@ class Arguments(NamedTuple):
     numbers: list[float]
     given: str
     epilogue: str
-    kept: int
 
 
-def flatten(x: Tensor, text: str, names: Sequence[str], operands: Mapping[str, Tensor | float], kept: int) -> Arguments:
+def flatten(x: Tensor, text: str, names: Sequence[str], operands: Mapping[str, Tensor | float]) -> Arguments:
     """A call as the operator takes it.
 
     Args:
         text: the epilogue, as :func:`epilogue_of` reads it.
         names: its operands.
         operands: tensors or numbers by name.
-        kept: how many of its outputs are the caller's.
     """
     tensors: list[Tensor] = []
     numbers: list[float] = []
@@ -76,7 +72,7 @@ def flatten(x: Tensor, text: str, names: Sequence[str], operands: Mapping[str, T
         else:
             numbers.append(float(value))
             given += "n"
-    return Arguments(x, tensors, numbers, given, text, kept)
+    return Arguments(x, tensors, numbers, given, text)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -103,20 +99,15 @@ def _unflatten(
 
 
 @torch.library.impl(_LIBRARY, "apply", "CompositeExplicitAutograd")
-def _apply(
-    x: Tensor, operands: list[Tensor], numbers: list[float], given: str, epilogue: str, kept: int
-) -> list[Tensor]:
+def _apply(x: Tensor, operands: list[Tensor], numbers: list[float], given: str, epilogue: str) -> list[Tensor]:
     chosen = epilogue_of(epilogue)
     with torch.no_grad():  # what autograd is to know, it knows by now
-        call = bind_elementwise(x, chosen, _unflatten(chosen, operands, numbers, given), None)
-        results = compute_elementwise(call, find_walk(call))
+        results = run_elementwise(x, chosen, _unflatten(chosen, operands, numbers, given))
     return [results[name] for name in chosen.outputs]
 
 
 @torch.library.register_fake("gemm_ops::apply", lib=_LIBRARY)
-def _apply_fake(
-    x: Tensor, operands: list[Tensor], numbers: list[float], given: str, epilogue: str, kept: int
-) -> list[Tensor]:
+def _apply_fake(x: Tensor, operands: list[Tensor], numbers: list[float], given: str, epilogue: str) -> list[Tensor]:
     return [torch.empty_like(x, dtype=_dtype(store, x.dtype)) for store in epilogue_of(epilogue).tree.outputs]
 
 
@@ -127,69 +118,23 @@ def _dtype(store: Any, default: torch.dtype) -> torch.dtype:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, operands, numbers, given, text, kept = inputs
+    x, operands, numbers, given, text = inputs
     epilogue = epilogue_of(text)
     named = _unflatten(epilogue, operands, numbers, given)
-    needs = _needs(x, named)
-    ctx.set_materialize_grads(False)
-    ctx.given = given
-    ctx.backward_pass = Pass(epilogue, epilogue.outputs[:kept], needs, x.dtype)
-    ctx.reads = ctx.backward_pass.reads
-    saved = {("x", ""): x, **{("operand", name): value for name, value in named.items() if isinstance(value, Tensor)}}
-    saved |= {("output", name): value for name, value in zip(epilogue.outputs, output, strict=True)}
-    saved = {key: value for key, value in saved.items() if key in ctx.reads}
-    ctx.saved_keys = tuple(saved)
-    ctx.save_for_backward(*saved.values())
-    # of what is not read, the shape and the dtype are
-    ctx.x_like = _like(x)
-    ctx.operands_like = {name: _like(value) if isinstance(value, Tensor) else value for name, value in named.items()}
-    ctx.output_dtypes = tuple(value.dtype for value in output[:kept])
+    keep(ctx, epilogue, x, named, dict(zip(epilogue.outputs, output, strict=True)))
     ctx.tensor_names = tuple(name for name, way in zip(epilogue.operands, given, strict=True) if way == "t")
-
-
-def _needs(x: Tensor, operands: Mapping[str, Tensor | float]) -> tuple[str, ...]:
-    """What gradients will be asked for."""
-    named = {ACCUMULATOR: x, **operands}
-    return tuple(name for name, value in named.items() if isinstance(value, Tensor) and value.requires_grad)
-
-
-def _like(tensor: Tensor) -> Tensor:
-    """One element that looks like the tensor."""
-    return tensor.new_empty(()).expand(tensor.shape)
+    # of an empty list PyTorch wants an empty list, of one of numbers nothing
+    ctx.of_numbers = None if numbers else []
 
 
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    whole: Pass = ctx.backward_pass
-    given = dict(zip(whole.outputs, grads, strict=False))  # nothing comes of what was stored for the backward
-    present = {name: grad for name, grad in given.items() if grad is not None}
-    # of an empty list PyTorch wants an empty list, of one of numbers nothing
-    of_numbers: list[None] | None = None if "n" in ctx.given else []
-    if not present:
-        return None, [None] * len(ctx.tensor_names), of_numbers, None, None, None
-    chosen = replace(whole, outputs=tuple(present))
-    if not chosen.reads <= ctx.reads:
-        chosen = whole
-        for name, dtype in zip(whole.outputs, ctx.output_dtypes, strict=True):
-            if name not in present:
-                present[name] = torch.zeros_like(ctx.x_like, dtype=dtype)
-    saved = dict(zip(ctx.saved_keys, ctx.saved_tensors, strict=True))
-    operands = {name: saved.get(("operand", name), like) for name, like in ctx.operands_like.items()}
-    outputs = {name: value for (role, name), value in saved.items() if role == "output"}
-    found = chosen.run(present, saved.get(("x", ""), ctx.x_like), operands, outputs, compute)
-    return found.get(ACCUMULATOR), [found.get(name) for name in ctx.tensor_names], of_numbers, None, None, None
+    found = gradients(ctx, grads, _compute)
+    return found.get(ACCUMULATOR), [found.get(name) for name in ctx.tensor_names], ctx.of_numbers, None, None
 
 
 torch.library.register_autograd("gemm_ops::apply", _backward, setup_context=_setup_context, lib=_LIBRARY)
 
 
-def compute(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
-    """The outputs of an epilogue over x by name, by way of the operator."""
-    call = flatten(x, epilogue.text, tuple(epilogue.operands), operands, len(epilogue.outputs))
-    return dict(zip(epilogue.outputs, torch.ops.gemm_ops.apply(*call), strict=True))
-
-
-def compute_differentiably(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
-    """As :func:`compute`, with what the backward needs stored where that moves fewer bytes."""
-    forward = storing_forward(epilogue, _needs(x, operands), x.dtype)
-    call = flatten(x, forward.text, tuple(forward.operands), operands, len(epilogue.outputs))
-    return dict(zip(epilogue.outputs, torch.ops.gemm_ops.apply(*call), strict=False))
+def _compute(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    found = torch.ops.gemm_ops.apply(*flatten(x, epilogue.text, tuple(epilogue.operands), operands))
+    return dict(zip(epilogue.outputs, found, strict=True))

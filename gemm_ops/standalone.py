@@ -7,9 +7,8 @@
 x takes the accumulator's place: its last dimension is the N that rows run along, the product of the others the M.  What
 can be said of operands and outputs is what :func:`gemm_ops.matmul` says.
 
-A call that is alike an earlier one goes straight to that one's kernel (:mod:`gemm_ops.elementwise_plan`).  One that
-autograd records or that PyTorch traces goes by way of the operator (:mod:`gemm_ops.operators`), and so does its
-backward.
+A call goes to :mod:`gemm_ops.elementwise_call`; one that autograd records by way of :mod:`gemm_ops.recording`, one that
+PyTorch traces as the operator of :mod:`gemm_ops.operators`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,10 @@ from epilogues.tree import MAIN_OUTPUT
 
 from .addressing.views import has_memory
 from .arguments import EpilogueLike, Outputs, as_epilogue, outputs_by_name, results_of, without_absent_bias
-from .elementwise_call import (
-    bind_elementwise,
-    compute_by_operations,
-    compute_elementwise,
-    find_walk,
-    make_elementwise_plan,
-    runs_kernels,
-)
-from .forcing import forced_backend
-from .operators import compute_differentiably, flatten
-from .plan import find_plan, plan_key, remember_plan
+from .elementwise_call import bind_elementwise, compute_by_operations, run_elementwise
+from .gradients import needs_of
+from .operators import flatten
+from .recording import compute_recorded
 
 
 def apply(
@@ -72,22 +64,13 @@ def apply(
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return _traced(x, epilogue, out, operands)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
-    key = None
-    if isinstance(x, Tensor) and runs_kernels(x.device):
-        key = plan_key((x,), chosen, operands, out, forced_backend(), in_place=True)
-        if key is not None and (found := find_plan(key)) is not None:
-            return results_of(found.run(x, operands, outputs_by_name(out)))
-    call = bind_elementwise(x, chosen, without_absent_bias(chosen, operands), out)
-    if call.differentiable:
-        if not has_memory(x):  # within a transform of torch.func, which operators do not take part in
-            return results_of(compute_by_operations(call))
-        return results_of(compute_differentiably(call.x, chosen, call.given))
-    walk = find_walk(call)
-    if key is None or isinstance(walk, str):
-        return results_of(compute_elementwise(call, walk))
-    plan = make_elementwise_plan(call, walk)
-    remember_plan(key, plan)
-    return results_of(plan.run(call.x, call.in_memory, call.out))
+    given = without_absent_bias(chosen, operands)
+    if torch.is_grad_enabled() and isinstance(x, Tensor) and needs_of(x, given):
+        if out is None and has_memory(x):
+            return results_of(compute_recorded(x, chosen, given))
+        # out= is refused; a transform of torch.func has no place for a node in autograd's graph
+        return results_of(compute_by_operations(bind_elementwise(x, chosen, given, out)))
+    return results_of(run_elementwise(x, chosen, given, out))
 
 
 def _traced(
@@ -109,7 +92,7 @@ def _traced(
     for name, value in operands.items():
         if name not in names and value is not None:
             raise EpilogueError(f"operand {name} is unknown; the epilogue has {', '.join(names) or 'none'}")
-    found = torch.ops.gemm_ops.apply(*flatten(x, text, names, operands, len(outputs)))
+    found = torch.ops.gemm_ops.apply(*flatten(x, text, names, operands))
     results = dict(zip(outputs, found, strict=True))
     for name, buffer in outputs_by_name(out).items():
         buffer.copy_(results[name])

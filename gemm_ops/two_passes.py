@@ -21,9 +21,9 @@ from epilogues.dtypes import dtype_name, torch_dtype
 
 from .elementwise_call import ElementwiseCall, Walk, find_walk, make_elementwise_plan
 from .fallback import product, product_dtype, without_autocast
-from .operators import compute_differentiably
 from .outputs import empty_padded
 from .plan import made_current
+from .recording import compute_recorded
 
 if TYPE_CHECKING:
     from .dispatch import Call
@@ -82,7 +82,7 @@ class TwoPasses:
             return self.tail.run(product(a, b, rounded=False), operands, out)
 
 
-def compute_recorded(call: Call) -> dict[str, Tensor]:
-    """The outputs of a call that autograd records, by name: PyTorch's product, and the epilogue's operator."""
+def compute_differentiably(call: Call) -> dict[str, Tensor]:
+    """The outputs of a call that autograd records, by name: PyTorch's product, and a node for the epilogue."""
     with without_autocast(call.problem.device.type):
-        return compute_differentiably(product(call.a, call.b, rounded=True), call.epilogue, call.given)
+        return compute_recorded(product(call.a, call.b, rounded=True), call.epilogue, call.given)

@@ -143,7 +143,7 @@ def occupancy_of(tree: EpilogueTree, inputs: Sequence[Input], width: int) -> Occ
     Measured on an H200 (bf16, 8192 x 8192; microseconds of bias + GELU + residual, and of a GELU's gradient + gate): 96
     and 125 with a piece per thread and 12 blocks of 128 threads; 96 and 131 with 4 or 8 blocks, 97 and 131 with four
     pieces per thread, 104 to 116 and 132 to 141 where blocks go over the tensor in strides of the whole grid; 103 and
-    126 by ``torch.compile``.  nvcc's kernels of 120 trees and layouts, 2 to 13 inputs, spill nowhere with what it allows.
+    126 by ``torch.compile``.  nvcc's kernels of 120 trees and layouts, 2 to 13 inputs, spill nowhere.
 
     Args:
         tree: what is computed.

@@ -89,7 +89,10 @@ def decide_fusion(facts: Facts) -> FusionDecision:
     saving = f"{in_share(times.saved_share)} less GPU time than eager PyTorch"
     change = f"({in_time(times.eager.expected)} -> {in_time(times.fused.expected)})"
     if facts.kernel.spec is None:
-        reasons = [f"A kernel that took it would need {saving} {change}. As it is, PyTorch computes the call, unfused."]
+        reasons = [
+            f"A kernel that took it would need {saving} {change}. As it is, PyTorch computes the product, and one "
+            "kernel the epilogue where a standalone one takes it: explain(m, n) says what comes of that."
+        ]
         return FusionDecision("not possible", f"CANNOT BE FUSED: {facts.kernel.refusal}", tuple(reasons))
     reasons = _reasons(facts)
     if not times.saved_share:

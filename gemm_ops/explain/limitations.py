@@ -27,7 +27,8 @@ from .units import count
 def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tuple[str, ...]:
     """The limitations of a resolved tree and the kernel chosen for it on a device, a sentence or two each."""
     found = [
-        "Forward only: a call with an argument that requires grad is computed, and differentiated, unfused.",
+        "Forward only: where an argument requires grad, cuBLAS computes the product, and one kernel the epilogue; so "
+        "does one its backward.",
         "Inside torch.compile a call breaks the graph.",
     ]
     if kernel.spec is None:

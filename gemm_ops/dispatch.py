@@ -41,6 +41,7 @@ from .elementwise_call import Walk
 from .errors import ProblemError, ToolchainError, UnsupportedProblemError
 from .fallback import run_reference
 from .forcing import forced_backend
+from .kernels.preference import faster_in_two_passes
 from .kernels.selection import Selection, Target, problem_refusal, select_kernel
 from .kernels.spec import KernelSpec
 from .operands import BoundOperand, bind_operands
@@ -172,7 +173,7 @@ def decide(call: Call) -> Decision:
         return _decide_two_passes(call, "asked for with use_backend", loss=False)
     found = _decide_fused(call, forced)
     if isinstance(found, Decision):
-        return found
+        return _decide_by_measurement(call, found) if forced == "auto" else found
     reason, loss = found
     if forced != "auto":
         raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")
@@ -207,6 +208,15 @@ def _decide_fused(call: Call, forced: str) -> Decision | tuple[str, bool]:
             return f"the kernel is not built yet and cannot be: {error}", True
     reason = f"compute capability {capability[0]}.{capability[1]}"
     return Decision(spec.config.family, spec.config.name, reason, spec, selection.addressing, _routes(call, selection))
+
+
+def _decide_by_measurement(call: Call, fused: Decision) -> Decision:
+    """The fused kernel, or two passes where these were measured faster."""
+    problem = call.problem
+    assert fused.addressing is not None
+    reason = faster_in_two_passes(problem.m, problem.n, problem.k, fused.addressing, fused.backend)
+    tail = find_tail(call) if reason else reason
+    return fused if isinstance(tail, str) else Decision("cublas", None, reason, tail.spec, tail=tail)
 
 
 def _decide_two_passes(call: Call, reason: str, *, loss: bool) -> Decision:

@@ -55,7 +55,7 @@ def test_an_expensive_gemm_with_a_cheap_epilogue_is_hardly_worth_it() -> None:
 
 
 def test_few_rows_wait_for_the_cpu() -> None:
-    report = SUITE["bias_gelu"].explain(16, 4096, 4096)
+    report = SUITE["bias_gelu"].explain(48, 4096, 4096)
     assert report.decision.choice == "marginal"
     assert report.decision.headline.startswith("FUSE IN CUDA GRAPHS ONLY")
     words = " ".join(report.decision.reasons)
@@ -242,6 +242,7 @@ def test_copies_count_in_the_bytes_as_in_the_time() -> None:
 
 
 def test_the_kernel_is_the_one_that_dispatch_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
     for device in (DEVICES["h200"], DEVICES["a100-80"]):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda where, found=device: found.capability)
         monkeypatch.setattr(dispatch, "multiprocessor_count", lambda where, found=device: found.multiprocessors)
@@ -260,9 +261,16 @@ def test_the_kernel_is_the_one_that_dispatch_would_take(monkeypatch: pytest.Monk
                 call = dispatch.bind_call(a, b.t(), epilogue, operands, None)
                 there = dataclasses.replace(call.problem, device=torch.device("cuda", 0))
                 decision = dispatch.decide(dataclasses.replace(call, problem=there))
+                assert bool(report.kernel.two_passes) == (decision.backend == "cublas"), (name, shape)
+                if decision.backend == "cublas":
+                    seen.add(shape)
+                    assert decision.reason == report.kernel.two_passes and decision.tail is not None
+                    assert name == "identity" or report.decision.headline.startswith("FASTER IN TWO PASSES")
+                    continue
                 found = report.kernel.spec
                 assert (found and found.key) == (decision.spec and decision.spec.key), (name, shape)
                 assert bool(report.kernel.refusal) == (decision.spec is None)
+    assert seen == {(16, 4096, 4096)}
 
 
 def _pretend_built(spec: KernelSpec, record: str | None) -> Path:

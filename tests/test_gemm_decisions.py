@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from epilogues.tree import Accumulator, Apply, EpilogueTree, Kind, Operand, Stor
 from gemm_ops import dispatch
 from gemm_ops.addressing import Addressing, address
 from gemm_ops.addressing.views import given_view, has_memory, new_view
+from gemm_ops.forcing import use_backend
 from gemm_ops.kernels.access import UNALIGNED, Access
 from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
 from gemm_ops.kernels.families import arch_of, choose_config, families_for, sm90_stages
+from gemm_ops.kernels.preference import faster_in_two_passes
 from gemm_ops.outputs import empty_padded
 from gemm_ops.plan import plan_key
 from gemm_ops.problem import read_problem
@@ -278,6 +281,37 @@ def test_the_suite_has_a_configuration_for_every_aligned_shape() -> None:
         for m, n, k in shapes:
             for family in ("sm90", "sm80"):
                 assert choose_config(family, addressing_of(m, n, k, family), resolved(build()), 132) is not None
+
+
+def test_two_passes_where_they_were_measured_faster() -> None:
+    def is_faster(m: int, n: int, k: int, family: str = "sm90") -> bool:
+        return faster_in_two_passes(m, n, k, addressing_of(m, n, k, family), family) != ""
+
+    for m in (1, 8, 32, 65, 96):
+        assert is_faster(m, 4096, 4096) and is_faster(m, 4096, 1024), m
+    for m in (33, 48, 64, 97, 128, 129, 4096):
+        assert not is_faster(m, 4096, 4096), "more rows, or whole tiles"
+    assert not is_faster(16, 1024, 1024) and not is_faster(16, 4096, 1016), "small weights"
+    assert not is_faster(16, 4097, 4096) and not is_faster(16, 4096, 4093), "cuBLAS is slow there"
+    assert not is_faster(16, 4096, 4096, "sm80")
+
+
+def test_a_call_takes_two_passes_by_measurement_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(dispatch, "multiprocessor_count", lambda device: 132)
+
+    def decide(m: int, backend: str) -> dispatch.Decision:
+        x, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (m, 4096))
+        call = dispatch.bind_call(x, weight.t(), ep.builders.activation("gelu"), {}, None)
+        there = dataclasses.replace(call.problem, device=torch.device("cuda", 0))
+        with use_backend(backend):
+            return dispatch.decide(dataclasses.replace(call, problem=there))
+
+    found = decide(16, "auto")
+    assert (found.backend, found.kernel, found.loss) == ("cublas", None, False) and "measured faster" in found.reason
+    assert found.tail is not None and found.spec == found.tail.spec and found.tail.spec.x_dtype == "bf16"
+    assert decide(64, "auto").backend == "sm90" == decide(16, "sm90").backend
+    assert decide(64, "cublas").backend == "cublas"
 
 
 # Keys of plans.

@@ -95,6 +95,11 @@ def decide_fusion(facts: Facts) -> FusionDecision:
         ]
         return FusionDecision("not possible", f"CANNOT BE FUSED: {facts.kernel.refusal}", tuple(reasons))
     reasons = _reasons(facts)
+    if facts.kernel.two_passes:
+        reasons.insert(0, f"The default backend does so: {facts.kernel.two_passes}. The estimates here say otherwise.")
+        return FusionDecision(
+            "marginal", "FASTER IN TWO PASSES: cuBLAS, then one kernel for the epilogue", tuple(reasons)
+        )
     if not times.saved_share:
         headline = f"NOT WORTH FUSING: expected to take no less GPU time than eager PyTorch {change}"
         return FusionDecision("marginal", headline, tuple(reasons))

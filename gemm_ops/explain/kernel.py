@@ -23,6 +23,7 @@ from ..addressing import Addressing
 from ..build.cache import RECORD, find_library
 from ..dispatch import Call, describe_routes
 from ..kernels.config import KernelConfig
+from ..kernels.preference import faster_in_two_passes
 from ..kernels.selection import Target, problem_refusal, select_kernel
 from ..kernels.spec import KernelSpec
 from .devices import Device
@@ -39,6 +40,7 @@ class KernelChoice:
         passed_over: why the families that the device would rather use do not take the call, in words; "".
         routes: how each tensor reaches the kernel, in words.
         addressing: the same as data.
+        two_passes: why cuBLAS and one kernel for the epilogue compute the call nevertheless, in words; "".
     """
 
     spec: KernelSpec | None
@@ -47,6 +49,7 @@ class KernelChoice:
     passed_over: str = ""
     routes: tuple[str, ...] = ()
     addressing: Addressing | None = None
+    two_passes: str = ""
 
     @property
     def config(self) -> KernelConfig | None:
@@ -64,9 +67,10 @@ def choose_kernel(call: Call, device: Device) -> KernelChoice:
     if selection.spec is None or selection.addressing is None:
         return KernelChoice(None, selection.reason)
     routes = describe_routes(call.epilogue, selection.addressing, "x", "weight")
-    return KernelChoice(
-        selection.spec, "", find_library(selection.spec), selection.reason, routes, selection.addressing
-    )
+    problem, family = call.problem, selection.spec.config.family
+    two_passes = faster_in_two_passes(problem.m, problem.n, problem.k, selection.addressing, family)
+    library = find_library(selection.spec)
+    return KernelChoice(selection.spec, "", library, selection.reason, routes, selection.addressing, two_passes)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     >>> outputs = run_elementwise(x, epilogue, {"bias": bias})              # by name
 
 x takes the accumulator's place.  It is a tensor of its own (:func:`gemm_ops.apply`), or the fp32 product of a GEMM that
-no kernel computes together with its epilogue (:func:`tail_call`); then outputs have the matrices' dtype where the
+no kernel computes together with its epilogue (:mod:`gemm_ops.two_passes`); then outputs have the matrices' dtype where the
 epilogue names none.
 
 Layers: :func:`bind_elementwise` reads and checks the tensors; :func:`find_walk` says whether a kernel takes them; then
@@ -58,7 +58,6 @@ class ElementwiseCall:
         given: the operands, as given.
         operands: the same, bound.
         out: the caller's outputs by name; empty: allocate.
-        differentiable: whether autograd wants to know of it.
     """
 
     epilogue: Epilogue
@@ -69,7 +68,6 @@ class ElementwiseCall:
     given: Mapping[str, Tensor | float]
     operands: tuple[BoundOperand, ...]
     out: dict[str, Tensor]
-    differentiable: bool = False
 
     @property
     def in_memory(self) -> dict[str, Tensor | float]:
@@ -96,11 +94,10 @@ def bind_elementwise(
     operands = bind_operands(epilogue.tree, given, problem)
     tree = resolve_tree(epilogue.tree, operands, problem.element or "f32")
     tensors = [x, *(value for value in given.values() if isinstance(value, Tensor))]
-    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     buffers = bind_outputs(epilogue.tree.outputs, tree, problem, out, tensors, in_place=True)
-    if buffers and differentiable:
+    if buffers and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise ProblemError("out= does not go with gradients: an argument requires grad; use torch.no_grad()")
-    return ElementwiseCall(epilogue, tree, problem, x, problem.element, given, operands, buffers, differentiable)
+    return ElementwiseCall(epilogue, tree, problem, x, problem.element, given, operands, buffers)
 
 
 class Walk(NamedTuple):

@@ -1,6 +1,6 @@
 """The operators that PyTorch's dispatcher, autograd, compiler and exporter see.
 
-    >>> call = flatten(x, epilogue, {"bias": bias})
+    >>> call = flatten(x, epilogue.text, tuple(epilogue.operands), {"bias": bias})
     >>> results = torch.ops.gemm_ops.apply(*call)            # the outputs in order
 
 ``gemm_ops::apply(Tensor x, Tensor[] operands, float[] numbers, str given, str epilogue) -> Tensor[]``

@@ -3,8 +3,8 @@
     >>> outputs = run_elementwise(x, epilogue, {"bias": bias})              # by name
 
 x takes the accumulator's place.  It is a tensor of its own (:func:`gemm_ops.apply`), or the fp32 product of a GEMM that
-no kernel computes together with its epilogue (:mod:`gemm_ops.two_passes`); then outputs have the matrices' dtype where the
-epilogue names none.
+no kernel computes together with its epilogue (:mod:`gemm_ops.two_passes`); then outputs have the matrices' dtype where
+the epilogue names none.
 
 Layers: :func:`bind_elementwise` reads and checks the tensors; :func:`find_walk` says whether a kernel takes them; then
 :mod:`gemm_ops.elementwise` and :mod:`gemm_ops.elementwise_plan` compute, or the PyTorch reference does, operation by

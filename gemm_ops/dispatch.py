@@ -9,7 +9,7 @@
 The layers: ``problem``, ``operands`` and ``outputs`` read the tensors; :func:`decide` asks the families
 (``kernels/selection``, ``addressing``) in order of preference and falls back, with a reason, to cuBLAS and one kernel
 for the epilogue (``two_passes``), or to the reference backend; then a plan launches the built kernels (``plan``,
-``two_passes``), or :func:`compute_unfused` runs ``fallback``.
+``two_passes``), or :func:`compute_by_operations` runs ``fallback``.
 
 Falling back is announced once per reason with a :class:`FallbackWarning`.  A backend asked for by name with
 :func:`use_backend` never falls back: it raises.
@@ -50,7 +50,7 @@ from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
 from .runtime.loading import is_loaded
-from .two_passes import TwoPasses, compute_differentiably, find_tail
+from .two_passes import TwoPasses, find_tail
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,6 @@ class Call:
     operands: tuple[BoundOperand, ...]
     out: dict[str, Tensor]  # the caller's outputs; empty: allocate
     padded_output: bool  # whether new outputs have rows at multiples of 16 bytes
-    differentiable: bool
 
     @property
     def is_empty(self) -> bool:
@@ -143,15 +142,14 @@ def bind_call(
     operands = bind_operands(epilogue.tree, given, problem)
     tree = resolve_tree(epilogue.tree, operands, problem.element or "f32")
     tensors = [a, b, *(value for value in given.values() if isinstance(value, Tensor))]
-    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     buffers = bind_outputs(epilogue.tree.outputs, tree, problem, out, tensors)
-    if buffers and differentiable:
+    if buffers and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise ProblemError("out= does not go with gradients: an argument requires grad; use torch.no_grad()")
     if not isinstance(padded_output, bool):
         raise TypeError(f"padded_output should be True or False, got {padded_output!r}")
     if buffers and padded_output:
         raise ProblemError("padded_output is of new outputs: it does not go with out=")
-    return Call(epilogue, tree, problem, a, b, given, operands, buffers, padded_output, differentiable)
+    return Call(epilogue, tree, problem, a, b, given, operands, buffers, padded_output)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -183,10 +181,7 @@ def decide(call: Call) -> Decision:
 def _decide_fused(call: Call, forced: str) -> Decision | tuple[str, bool]:
     """The fused kernel; or why there is none, and whether something is lost by that."""
     problem = call.problem
-    on_cuda = problem.device.type == "cuda"
-    if call.differentiable:
-        return "an argument requires grad, and the fused kernels have no backward pass yet", on_cuda
-    if not on_cuda:
+    if problem.device.type != "cuda":
         return f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices", True
     if not call.is_in_memory:
         return "a tensor has no memory of its own, being inside torch.vmap, or fake", True
@@ -259,13 +254,13 @@ def multiprocessor_count(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def compute_unfused(call: Call, decision: Decision) -> dict[str, Tensor]:
-    """Computes a call that has no plan: with PyTorch, or recorded by autograd; outputs by name."""
-    if decision.backend == "cublas":
-        results = compute_differentiably(call)
-    else:
-        transformed = call.differentiable or not call.is_in_memory
-        results = run_reference(call.epilogue.tree, call.a, call.b, call.given, transformed=transformed)
+def compute_by_operations(call: Call, *, transformed: bool) -> dict[str, Tensor]:
+    """Computes a call with PyTorch operation by operation; outputs by name.
+
+    Args:
+        transformed: whether autograd is to record the operations, or vmap to batch them.
+    """
+    results = run_reference(call.epilogue.tree, call.a, call.b, call.given, transformed=transformed)
     for name, buffer in call.out.items():
         buffer.copy_(results[name])
     if call.padded_output:
@@ -293,7 +288,7 @@ def make_plan(call: Call, decision: Decision) -> Plan | TwoPasses | None:
     Raises:
         BuildError: if the kernel has to be built and cannot be.
     """
-    if decision.tail is not None and not call.differentiable:
+    if decision.tail is not None:
         return TwoPasses(call, decision.tail)
     if decision.addressing is None:
         return None

@@ -8,18 +8,20 @@ What may be given as an epilogue, and what comes of it, is in :mod:`gemm_ops.arg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from epilogues import Epilogue
-
-from .arguments import EpilogueLike, Outputs, as_epilogue, outputs_by_name, results_of, without_absent_bias
-from .dispatch import Call, Decision, announce_fallback, bind_call, compute_unfused, decide, make_plan
+from .addressing.views import has_memory
+from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
+from .dispatch import Decision
 from .errors import ProblemError
-from .forcing import forced_backend
-from .plan import find_plan, plan_key, remember_plan
+from .gradients import product_needs
+from .operators import describe, fill_given, flatten
+from .product_call import cast_as_autocast, decide_product, multiply, multiply_by_operations
+from .recording import multiply_recorded
 
 
 def matmul(
@@ -55,12 +57,19 @@ def matmul(
         EpilogueError: the operands are not the epilogue's.
         BuildError: the kernel does not compile.
     """
-    if torch.compiler.is_compiling():
-        return _outside_graphs()(a, b, epilogue, out, operands, padded_output)
-    return _matmul(a, b, epilogue, out, operands, padded_output)
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return _traced(a, b, epilogue, out, operands, padded_output)
+    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    given = without_absent_bias(chosen, operands)
+    if torch.is_grad_enabled() and isinstance(a, Tensor) and isinstance(b, Tensor) and product_needs(a, b, given):
+        if out is None and has_memory(a) and has_memory(b):
+            return results_of(multiply_recorded(*cast_as_autocast(a, b), chosen, given, padded_output))
+        # out= is refused; a transform of torch.func has no place for a node in autograd's graph
+        return results_of(multiply_by_operations(a, b, chosen, given, out, padded_output))
+    return results_of(multiply(a, b, chosen, given, out, padded_output))
 
 
-def _matmul(
+def _traced(
     a: Tensor,
     b: Tensor,
     epilogue: EpilogueLike,
@@ -68,34 +77,12 @@ def _matmul(
     operands: Mapping[str, Tensor | float],
     padded_output: bool,
 ) -> Outputs:
-    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
-    key = _plan_key(a, b, chosen, operands, out, padded_output)
-    if key is not None and (found := find_plan(key)) is not None:
-        return results_of(found.run(a, b, operands, outputs_by_name(out)))
-    call = _bind(a, b, chosen, out, operands, padded_output)
-    decision = decide(call)
-    announce_fallback(decision)
-    plan = make_plan(call, decision)
-    if plan is None:
-        return results_of(compute_unfused(call, decision))
-    if key is not None:
-        remember_plan(key, plan)
-    return results_of(plan.run(call.a, call.b, call.tensors, call.out))
-
-
-_outside: Callable[..., Outputs] | None = None
-
-
-def _outside_graphs() -> Callable[..., Outputs]:
-    """``_matmul`` for a caller that torch.compile is tracing: a break in its graph, run as it is.
-
-    Pointers, ctypes and the kernel cache are nothing to trace.  Made when first needed, because making it imports
-    torch's compiler, which takes more than a second.
-    """
-    global _outside
-    if _outside is None:
-        _outside = torch.compiler.disable(_matmul)
-    return _outside
+    """The call as a graph has it; see :func:`gemm_ops.operators.describe`."""
+    text, names, outputs = describe(epilogue, operands)
+    a, b = cast_as_autocast(a, b)
+    needs = ",".join(product_needs(a, b, operands)) if torch.is_grad_enabled() else ""
+    found = torch.ops.gemm_ops.matmul(a, b, *flatten(text, names, operands), needs, padded_output)
+    return results_of(fill_given(dict(zip(outputs, found, strict=False)), out))
 
 
 def linear(
@@ -137,7 +124,9 @@ def backend_for(
     >>> decision.routes
     ('a: copied into padded rows first, as its leading dimension of 4093 elements is not a multiple of 16 bytes', ...)
     """
-    return decide(_bind(a, b, as_epilogue(epilogue, operands.get("bias") is not None), out, operands, padded_output))
+    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    given = without_absent_bias(chosen, operands)
+    return decide_product(a, b, chosen, given, out, padded_output)
 
 
 def transpose_weight(weight: Tensor) -> Tensor:
@@ -146,45 +135,3 @@ def transpose_weight(weight: Tensor) -> Tensor:
         given = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ProblemError(f"expected a weight of shape (N, K), got {given}")
     return weight.t()
-
-
-def _plan_key(
-    a: Tensor,
-    b: Tensor,
-    epilogue: Epilogue,
-    operands: Mapping[str, Tensor | float],
-    out: Tensor | Mapping[str, Tensor] | None,
-    padded_output: bool,
-) -> tuple[object, ...] | None:
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or not a.is_cuda:
-        return None
-    if torch.is_autocast_enabled("cuda"):
-        return None
-    return plan_key((a, b), epilogue, operands, out, (forced_backend(), padded_output))
-
-
-def _bind(
-    a: Tensor,
-    b: Tensor,
-    epilogue: Epilogue,
-    out: Tensor | Mapping[str, Tensor] | None,
-    operands: Mapping[str, Tensor | float],
-    padded_output: bool,
-) -> Call:
-    present = without_absent_bias(epilogue, operands)
-    return bind_call(*_autocast(a, b), epilogue, present, out, padded_output=padded_output)
-
-
-def _autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Under ``torch.autocast``, the matrices in its dtype, as ``F.linear`` has it."""
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return a, b
-    kind = a.device.type
-    # asking whether it is enabled is an error for devices that have none, such as meta
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return a, b
-    dtype = torch.get_autocast_dtype(kind)
-    eligible = (torch.float32, torch.float16, torch.bfloat16)
-    return tuple(  # type: ignore[return-value]
-        matrix.to(dtype) if matrix.dtype in eligible and matrix.device.type == kind else matrix for matrix in (a, b)
-    )

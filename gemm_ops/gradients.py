@@ -1,13 +1,15 @@
-"""The backward of an elementwise call: one kernel for each output that gradients come from, and sums.
+"""The backward of an epilogue: one kernel for each output that gradients come from, and sums.
 
     >>> keep(ctx, epilogue, x, {"bias": bias}, results)         # in an autograd node's forward
-    >>> found = gradients(ctx, [grad], compute)                 # in its backward: by name, "accumulator" for x
+    >>> found = gradients(ctx, kept(ctx), [grad], compute)      # in its backward: by name, "accumulator" for x
 
 Contract
 --------
 * The derivative trees are the language's (:mod:`epilogues.gradients`); here they meet tensors and autograd's context.
-* x, which takes the accumulator's place, is at hand in the backward, and so are the operands and the outputs.  Which of
-  these the backward reads, and what it computes again, is what moves the fewest bytes; nothing else is kept.
+* In an elementwise call x takes the accumulator's place and is at hand in the backward, as the operands and the outputs
+  are.  The accumulator of a product is not; what the backward wants of it the forward stores as further outputs
+  (:func:`storing_forward`).
+* Which of these the backward reads, and what it computes again, is what moves the fewest bytes; nothing else is kept.
 * The terms of a row's, a column's or a scalar's gradient are summed in fp32 (fp64 for fp64) by PyTorch.
 * Gradients have the dtype of what they are gradients of.
 * Outputs that no gradient comes to cost nothing, unless the backward without them would read what was not kept; then
@@ -25,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epilogues import Epilogue
+from epilogues import Epilogue, EpilogueError
 from epilogues.dtypes import DTYPES, dtype_name
 from epilogues.gradients.backward import ACCUMULATOR, Backward, BackwardPass
 from epilogues.gradients.chain_rule import free_name
@@ -42,55 +44,92 @@ def needs_of(x: Tensor, operands: Mapping[str, Tensor | float]) -> tuple[str, ..
     return tuple(name for name, value in named.items() if isinstance(value, Tensor) and value.requires_grad)
 
 
+def product_needs(a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float]) -> tuple[str, ...]:
+    """What gradients of a product will be asked for: "accumulator" for the matrices, and operands' names."""
+    return needs_of(a if a.requires_grad else b, operands)
+
+
+@functools.lru_cache(maxsize=4096)
+def storing_forward(epilogue: Epilogue, needs: tuple[str, ...], dtype: torch.dtype) -> Epilogue:
+    """The epilogue of a product with what its backward reads of the accumulator as further outputs.
+
+    Args:
+        epilogue: the forward.
+        needs: what gradients will be needed of: "accumulator" for the product, and operands' names.
+        dtype: of the matrices.
+    """
+    return derivative(epilogue, needs, dtype=_short(dtype)).forward if needs else epilogue
+
+
 def keep(
-    ctx: Any, epilogue: Epilogue, x: Tensor, operands: Mapping[str, Tensor | float], results: Mapping[str, Tensor]
+    ctx: Any,
+    whole: Pass,
+    x: Tensor,
+    operands: Mapping[str, Tensor | float],
+    results: Mapping[str, Tensor],
+    matrices: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Keeps in an autograd context what the backward reads.
 
     Args:
         ctx: of an autograd node whose inputs and outputs the tensors are.
-        epilogue: what was computed.
-        x, operands: of what.
+        whole: the backward from those outputs that gradients come from, unless the backward is differentiated in turn.
+        x: what takes the accumulator's place, or of a product a tensor that looks like it.
+        operands: of the forward.
         results: the outputs, by name.
+        matrices: what else to keep, by name.
     """
     ctx.set_materialize_grads(False)
-    ctx.backward_pass = find_pass(epilogue, epilogue.outputs, needs_of(x, operands), x.dtype)
-    reads = ctx.backward_pass.reads
+    ctx.backward_pass = whole
     tensors = {("x", ""): x, **{("operand", name): value for name, value in operands.items()}}
     tensors |= {("output", name): value for name, value in results.items()}
-    saved = {key: tensor for key, tensor in tensors.items() if key in reads and isinstance(tensor, Tensor)}
+    saved = {key: tensor for key, tensor in tensors.items() if key in whole.reads and isinstance(tensor, Tensor)}
+    saved |= {("matrix", name): value for name, value in (matrices or {}).items()}
     ctx.saved_keys = tuple(saved)
     ctx.save_for_backward(*saved.values())
     # of what is not read, the shape and the dtype are
-    ctx.x_like = _like(x)
-    ctx.operands_like = {name: _like(value) if isinstance(value, Tensor) else value for name, value in operands.items()}
+    ctx.x_like = look_alike(x)
+    likes = {name: look_alike(value) if isinstance(value, Tensor) else value for name, value in operands.items()}
+    ctx.operands_like = likes
     ctx.output_dtypes = {name: value.dtype for name, value in results.items()}
 
 
-def _like(tensor: Tensor) -> Tensor:
-    """One element that looks like the tensor."""
-    return tensor.new_empty(()).expand(tensor.shape)
+def look_alike(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """One element that looks like a tensor of the dtype and device of this one, and of its shape or another."""
+    return tensor.new_empty(()).expand(tensor.shape if shape is None else tuple(shape))
 
 
-def gradients(ctx: Any, grads: Sequence[Tensor | None], compute: Compute) -> dict[str, Tensor]:
+def kept(ctx: Any) -> dict[tuple[str, str], Tensor]:
+    """What :func:`keep` kept: ("x", ""), ("operand", name), ("output", name), ("matrix", name).  To be asked once."""
+    return dict(zip(ctx.saved_keys, ctx.saved_tensors, strict=True))
+
+
+def gradients(
+    ctx: Any, saved: Mapping[tuple[str, str], Tensor], grads: Sequence[Tensor | None], compute: Compute
+) -> dict[str, Tensor]:
     """The gradients by name: "accumulator" for x, and operands'; none where no gradient came.
 
     Args:
         ctx: as :func:`keep` left it.
-        grads: of the outputs, in order.
+        saved: what it kept.
+        grads: of the outputs, in order, those included that were stored for the backward.
         compute: computes the epilogues of the backward.
     """
     whole: Pass = ctx.backward_pass
-    present = {name: grad for name, grad in zip(whole.outputs, grads, strict=True) if grad is not None}
+    present = {name: grad for name, grad in zip(whole.forward.outputs, grads, strict=True) if grad is not None}
     if not present:
         return {}
-    chosen = find_pass(whole.forward, tuple(present), whole.needs, whole.dtype)
+    chosen = find_pass(whole.forward, tuple(present), whole.needs, whole.dtype, with_x=whole.with_x)
     if not chosen.reads <= whole.reads:
+        if not set(present) <= set(whole.outputs):
+            raise EpilogueError(
+                f"epilogue {whole.forward.name}: its backward reads what the forward stores for it, and cannot be "
+                'differentiated again; use_backend("reference") can'
+            )
         chosen = whole
-        for name, dtype in ctx.output_dtypes.items():
+        for name in whole.outputs:
             if name not in present:
-                present[name] = torch.zeros_like(ctx.x_like, dtype=dtype)
-    saved = dict(zip(ctx.saved_keys, ctx.saved_tensors, strict=True))
+                present[name] = torch.zeros_like(ctx.x_like, dtype=ctx.output_dtypes[name])
     operands = {name: saved.get(("operand", name), like) for name, like in ctx.operands_like.items()}
     results = {name: value for (role, name), value in saved.items() if role == "output"}
     return chosen.run(present, saved.get(("x", ""), ctx.x_like), operands, results, compute)
@@ -104,13 +143,15 @@ class Pass:
         forward: what was computed.
         outputs: those of its outputs that have gradients.
         needs: what gradients are needed of.
-        dtype: of x.
+        dtype: of x, or of the matrices.
+        with_x: whether what takes the accumulator's place is at hand in the backward.
     """
 
     forward: Epilogue
     outputs: tuple[str, ...]
     needs: tuple[str, ...]
     dtype: torch.dtype
+    with_x: bool = True
 
     @functools.cached_property
     def reads(self) -> frozenset[tuple[str, str]]:
@@ -121,7 +162,7 @@ class Pass:
             if source.role == "operand":
                 found.add(("operand", source.name))
             elif source.role == "saved":
-                found.add(("x", "") if source.name == x else ("output", source.name))
+                found.add(("x", "") if x and source.name == x else ("output", source.name))
         return frozenset(found)
 
     def run(
@@ -168,6 +209,8 @@ class Pass:
     def _backward(self) -> tuple[Backward, str]:
         """The derivative, and the name of the output that x is in it."""
         tree, short = self.forward.tree, _short(self.dtype)
+        if not self.with_x:
+            return derivative(self.forward, self.needs, outputs=self.outputs, dtype=short, store=False), ""
         name = free_name("x", {*self.forward.operands, *self.forward.outputs})
         accumulator = next((node for node in tree.nodes if isinstance(node, Accumulator)), None) or Accumulator()
         outputs = (*tree.outputs, Store(name, accumulator, short or "f32"))
@@ -187,9 +230,11 @@ class Pass:
 
 
 @functools.lru_cache(maxsize=4096)
-def find_pass(epilogue: Epilogue, outputs: tuple[str, ...], needs: tuple[str, ...], dtype: torch.dtype) -> Pass:
-    """The backward of an epilogue from some of its outputs to what needs gradients, x being of a dtype."""
-    return Pass(epilogue, outputs, needs, dtype)
+def find_pass(
+    epilogue: Epilogue, outputs: tuple[str, ...], needs: tuple[str, ...], dtype: torch.dtype, *, with_x: bool = True
+) -> Pass:
+    """The backward of an epilogue from some of its outputs to what needs gradients; see :class:`Pass`."""
+    return Pass(epilogue, outputs, needs, dtype, with_x)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,9 +1,11 @@
 """The operators that PyTorch's dispatcher, autograd, compiler and exporter see.
 
-    >>> call = flatten(x, epilogue.text, tuple(epilogue.operands), {"bias": bias})
-    >>> results = torch.ops.gemm_ops.apply(*call)            # the outputs in order
+    >>> text, names, outputs = describe(epilogue, {"bias": bias})
+    >>> results = torch.ops.gemm_ops.apply(x, *flatten(text, names, {"bias": bias}))            # the outputs in order
 
 ``gemm_ops::apply(Tensor x, Tensor[] operands, float[] numbers, str given, str epilogue) -> Tensor[]``
+``gemm_ops::matmul(Tensor a, Tensor b, Tensor[] operands, float[] numbers, str given, str epilogue, str needs, bool
+padded_output) -> Tensor[]``
 
 Contract
 --------
@@ -11,10 +13,13 @@ Contract
   "bias_activation gelu": what a name stands for.
 * ``given`` says of each operand, in the tree's order, whether it is the next of ``operands`` ("t") or of ``numbers``
   ("n").
-* All outputs are new tensors that lie as x does.
-* Differentiable once and more often: the backward is made of calls of the same operator (:mod:`gemm_ops.gradients`).
+* All outputs are new tensors: those of ``apply`` lie as x does, those of ``matmul`` are contiguous, or views of padded
+  rows.
+* ``needs`` names what gradients will be needed of ("accumulator,bias"); what the backward reads of the accumulator
+  follows the caller's outputs.  "" for inference.
+* Differentiable: the backward is made of calls of the same operators (:mod:`gemm_ops.gradients`).
 
-Where nothing is traced, calls of :func:`gemm_ops.apply` do not come by here: an operator written in Python costs more
+Where nothing is traced, calls do not come by here: an operator written in Python costs more
 than the rest of a warm call, and a recorded one several times as much as :mod:`gemm_ops.recording`.
 """
 
@@ -22,39 +27,61 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from epilogues import Epilogue
+from epilogues import Epilogue, EpilogueError
 from epilogues.dtypes import torch_dtype
 from epilogues.gradients.backward import ACCUMULATOR
-from epilogues.tree import EpilogueTree
+from epilogues.tree import MAIN_OUTPUT, EpilogueTree
 
-from .arguments import as_epilogue
+from .addressing.views import pitch_of
+from .arguments import EpilogueLike, as_epilogue, outputs_by_name
 from .elementwise_call import run_elementwise
-from .gradients import gradients, keep
+from .fallback import without_autocast
+from .gradients import find_pass, gradients, keep, kept, needs_of, product_needs, storing_forward
+from .product_call import multiply
+from .recording import keep_product, product_gradients
 
 _LIBRARY = torch.library.Library("gemm_ops", "DEF")
+_OPERANDS = "Tensor[] operands, float[] numbers, str given, str epilogue"
 _LIBRARY.define(
     "apply(Tensor x, Tensor[] operands, float[] numbers, str given, str epilogue) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
-class Arguments(NamedTuple):
-    """The arguments of ``gemm_ops::apply``."""
+def describe(
+    epilogue: EpilogueLike, operands: Mapping[str, Tensor | float]
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """An epilogue as the operators are told of it, the names of its operands, and of its outputs.
 
-    x: Tensor
-    operands: list[Tensor]
-    numbers: list[float]
-    given: str
-    epilogue: str
+    PyTorch's compiler traces this function, so it looks things up and no more.
+
+    Raises:
+        EpilogueError: an operand is missing or unknown.
+    """
+    if isinstance(epilogue, Epilogue):
+        text, names, outputs = epilogue.text, tuple(epilogue.operands), epilogue.outputs
+    else:
+        has_bias = operands.get("bias") is not None
+        text = f"{'bias_activation' if has_bias else 'activation'} {epilogue or ''}"
+        names, outputs = ("bias",) if has_bias else (), (MAIN_OUTPUT,)
+    for name in names:
+        if operands.get(name) is None:
+            raise EpilogueError(f"operand {name} is missing; the epilogue has {', '.join(names)}")
+    for name, value in operands.items():
+        if name not in names and value is not None:
+            raise EpilogueError(f"operand {name} is unknown; the epilogue has {', '.join(names) or 'none'}")
+    return text, names, outputs
 
 
-def flatten(x: Tensor, text: str, names: Sequence[str], operands: Mapping[str, Tensor | float]) -> Arguments:
-    """A call as the operator takes it.
+def flatten(
+    text: str, names: Sequence[str], operands: Mapping[str, Tensor | float]
+) -> tuple[list[Tensor], list[float], str, str]:
+    """An epilogue and its operands as the operators take them: ``operands``, ``numbers``, ``given``, ``epilogue``.
 
     Args:
         text: the epilogue, as :func:`epilogue_of` reads it.
@@ -72,7 +99,15 @@ def flatten(x: Tensor, text: str, names: Sequence[str], operands: Mapping[str, T
         else:
             numbers.append(float(value))
             given += "n"
-    return Arguments(x, tensors, numbers, given, text)
+    return tensors, numbers, given, text
+
+
+def fill_given(results: dict[str, Tensor], out: Tensor | Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """The results by name, copied to what was given as ``out``."""
+    for name, buffer in outputs_by_name(out).items():
+        buffer.copy_(results[name])
+        results[name] = buffer
+    return results
 
 
 @functools.lru_cache(maxsize=4096)
@@ -121,14 +156,19 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
     x, operands, numbers, given, text = inputs
     epilogue = epilogue_of(text)
     named = _unflatten(epilogue, operands, numbers, given)
-    keep(ctx, epilogue, x, named, dict(zip(epilogue.outputs, output, strict=True)))
+    whole = find_pass(epilogue, epilogue.outputs, needs_of(x, named), x.dtype)
+    keep(ctx, whole, x, named, dict(zip(epilogue.outputs, output, strict=True)))
+    _keep_names(ctx, epilogue, numbers, given)
+
+
+def _keep_names(ctx: Any, epilogue: Epilogue, numbers: Sequence[float], given: str) -> None:
     ctx.tensor_names = tuple(name for name, way in zip(epilogue.operands, given, strict=True) if way == "t")
     # of an empty list PyTorch wants an empty list, of one of numbers nothing
     ctx.of_numbers = None if numbers else []
 
 
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    found = gradients(ctx, grads, _compute)
+    found = gradients(ctx, kept(ctx), grads, _compute)
     return found.get(ACCUMULATOR), [found.get(name) for name in ctx.tensor_names], ctx.of_numbers, None, None
 
 
@@ -136,5 +176,75 @@ torch.library.register_autograd("gemm_ops::apply", _backward, setup_context=_set
 
 
 def _compute(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
-    found = torch.ops.gemm_ops.apply(*flatten(x, epilogue.text, tuple(epilogue.operands), operands))
+    found = torch.ops.gemm_ops.apply(x, *flatten(epilogue.text, tuple(epilogue.operands), operands))
     return dict(zip(epilogue.outputs, found, strict=True))
+
+
+_LIBRARY.define(
+    f"matmul(Tensor a, Tensor b, {_OPERANDS}, str needs, bool padded_output) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _needs(text: str) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()
+
+
+@torch.library.impl(_LIBRARY, "matmul", "CompositeExplicitAutograd")
+def _matmul(
+    a: Tensor,
+    b: Tensor,
+    operands: list[Tensor],
+    numbers: list[float],
+    given: str,
+    epilogue: str,
+    needs: str,
+    padded_output: bool,
+) -> list[Tensor]:
+    chosen = epilogue_of(epilogue)
+    forward = storing_forward(chosen, _needs(needs), a.dtype)
+    with torch.no_grad(), without_autocast(a.device.type):
+        results = multiply(a, b, forward, _unflatten(chosen, operands, numbers, given), None, padded_output)
+    return [results[name] for name in forward.outputs]
+
+
+@torch.library.register_fake("gemm_ops::matmul", lib=_LIBRARY)
+def _matmul_fake(
+    a: Tensor,
+    b: Tensor,
+    operands: list[Tensor],
+    numbers: list[float],
+    given: str,
+    epilogue: str,
+    needs: str,
+    padded_output: bool,
+) -> list[Tensor]:
+    forward = storing_forward(epilogue_of(epilogue), _needs(needs), a.dtype)
+    *lead, n = torch.matmul(a, b).shape
+    outputs = []
+    for store in forward.tree.outputs:
+        dtype = _dtype(store, a.dtype)
+        pitch = pitch_of(n, dtype.itemsize) if padded_output else n
+        wide = a.new_empty((*lead, pitch), dtype=dtype)
+        outputs.append(wide[..., :n] if padded_output else wide)
+    return outputs
+
+
+def _setup_matmul(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    a, b, operands, numbers, given, text, needs, _ = inputs
+    epilogue = epilogue_of(text)
+    named = _unflatten(epilogue, operands, numbers, given)
+    wanted = product_needs(a, b, named)
+    forward = storing_forward(epilogue, _needs(needs), a.dtype)
+    results = dict(zip(forward.outputs, output, strict=True))
+    keep_product(ctx, forward, epilogue.outputs, wanted, a, b, named, results)
+    _keep_names(ctx, epilogue, numbers, given)
+
+
+def _backward_matmul(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    grad_a, grad_b, found = product_gradients(ctx, grads, _compute)
+    of_operands = [found.get(name) for name in ctx.tensor_names]
+    return grad_a, grad_b, of_operands, ctx.of_numbers, None, None, None, None
+
+
+torch.library.register_autograd("gemm_ops::matmul", _backward_matmul, setup_context=_setup_matmul, lib=_LIBRARY)

@@ -1,15 +1,18 @@
-"""An elementwise call that autograd records: a node of its own in PyTorch's graph.
+"""Calls that autograd records: nodes of their own in PyTorch's graph.
 
-    >>> results = compute_recorded(x, epilogue, {"bias": bias})
+    >>> results = multiply_recorded(x, weight.t(), epilogue, {"bias": bias})
     >>> results["D"].sum().backward()
 
-The same as the operator of :mod:`gemm_ops.operators`, for what is not traced: several times less host time.
-Differentiable once and more often.
+The same as the operators of :mod:`gemm_ops.operators`, for what is not traced: several times less host time.
+
+The forward of a product stores what its backward reads of the accumulator, mostly nothing or one matrix, as outputs
+that nobody sees.  The backward is one elementwise kernel for the gradient of the product (and the terms of the
+operands' gradients), one product for each matrix that requires grad, and sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +22,20 @@ from epilogues import Epilogue
 from epilogues.gradients.backward import ACCUMULATOR
 
 from .elementwise_call import run_elementwise
-from .gradients import gradients, keep, needs_of
+from .fallback import without_autocast
+from .gradients import (
+    Compute,
+    find_pass,
+    gradients,
+    keep,
+    kept,
+    look_alike,
+    needs_of,
+    product_needs,
+    storing_forward,
+)
+from .product_call import multiply
+from .product_gradients import gradient_of_a, gradient_of_b
 
 
 def compute_recorded(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
@@ -38,11 +54,86 @@ class _Apply(torch.autograd.Function):
         epilogue, numbers, names, x, *tensors = arguments
         operands = {**numbers, **dict(zip(names, tensors, strict=True))}
         results = run_elementwise(x, epilogue, operands)
-        keep(ctx, epilogue, x, operands, results)
+        keep(ctx, find_pass(epilogue, epilogue.outputs, needs_of(x, operands), x.dtype), x, operands, results)
         ctx.tensor_names = names
         return tuple(results[name] for name in epilogue.outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = gradients(ctx, grads, compute_recorded)
+        found = gradients(ctx, kept(ctx), grads, compute_recorded)
         return None, None, None, found.get(ACCUMULATOR), *(found.get(name) for name in ctx.tensor_names)
+
+
+def multiply_recorded(
+    a: Tensor, b: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float], padded_output: bool = False
+) -> dict[str, Tensor]:
+    """The outputs of ``epilogue(a @ b)`` by name; recorded where an argument requires grad and grad mode is on."""
+    needs = product_needs(a, b, operands)
+    if not (torch.is_grad_enabled() and needs):
+        return multiply(a, b, epilogue, operands, None, padded_output)
+    names = tuple(name for name in epilogue.operands if isinstance(operands.get(name), Tensor))
+    others = {name: value for name, value in operands.items() if name not in names}
+    results = _Multiply.apply(epilogue, needs, others, names, padded_output, a, b, *(operands[name] for name in names))
+    return dict(zip(epilogue.outputs, results, strict=False))  # what was stored for the backward comes after
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        epilogue, needs, others, names, padded_output, a, b, *tensors = arguments
+        operands = {**others, **dict(zip(names, tensors, strict=True))}
+        forward = storing_forward(epilogue, needs, a.dtype)
+        with without_autocast(a.device.type):  # the matrices have its dtype
+            results = multiply(a, b, forward, operands, None, padded_output)
+        keep_product(ctx, forward, epilogue.outputs, needs, a, b, operands, results)
+        ctx.tensor_names = names
+        return tuple(results[name] for name in forward.outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        grad_a, grad_b, found = product_gradients(ctx, grads, compute_recorded)
+        return None, None, None, None, None, grad_a, grad_b, *(found.get(name) for name in ctx.tensor_names)
+
+
+def keep_product(
+    ctx: Any,
+    forward: Epilogue,
+    outputs: tuple[str, ...],
+    needs: tuple[str, ...],
+    a: Tensor,
+    b: Tensor,
+    operands: Mapping[str, Tensor | float],
+    results: Mapping[str, Tensor],
+) -> None:
+    """Keeps in an autograd context what the backward of a product reads.
+
+    Args:
+        ctx: of an autograd node whose inputs and outputs the tensors are.
+        forward: what was computed, with what was stored for the backward.
+        outputs: those of its outputs that are the caller's.
+        needs: what gradients are needed of.
+        a, b: the matrices.
+        operands: of the forward.
+        results: the outputs, by name.
+    """
+    matrices = {"a": a} if b.requires_grad else {}
+    matrices |= {"b": b} if a.requires_grad else {}
+    whole = find_pass(forward, outputs, needs, a.dtype, with_x=False)
+    keep(ctx, whole, look_alike(a, results[outputs[0]].shape), operands, results, matrices)
+    ctx.shapes = a.shape, b.shape
+    ctx.turned = b.stride(-2) == 1 != b.stride(-1)
+
+
+def product_gradients(
+    ctx: Any, grads: Sequence[Tensor | None], compute: Compute
+) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:
+    """The gradients of a, of b, and those of operands by name; None where none is needed."""
+    saved = kept(ctx)
+    found = gradients(ctx, saved, grads, compute)
+    product = found.get(ACCUMULATOR)
+    if product is None:
+        return None, None, found
+    a, b, (shape_a, shape_b) = saved.get(("matrix", "a")), saved.get(("matrix", "b")), ctx.shapes
+    grad_a = None if b is None else gradient_of_a(product, shape_a, b)
+    grad_b = None if a is None else gradient_of_b(product, a, shape_b, turned=ctx.turned)
+    return grad_a, grad_b, found

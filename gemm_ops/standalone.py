@@ -19,14 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from epilogues import Epilogue, EpilogueError
-from epilogues.tree import MAIN_OUTPUT
-
 from .addressing.views import has_memory
-from .arguments import EpilogueLike, Outputs, as_epilogue, outputs_by_name, results_of, without_absent_bias
+from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .elementwise_call import bind_elementwise, compute_by_operations, run_elementwise
 from .gradients import needs_of
-from .operators import flatten
+from .operators import describe, fill_given, flatten
 from .recording import compute_recorded
 
 
@@ -76,25 +73,7 @@ def apply(
 def _traced(
     x: Tensor, epilogue: EpilogueLike, out: Tensor | Mapping[str, Tensor] | None, operands: Mapping[str, Tensor | float]
 ) -> Outputs:
-    """The call as a graph has it: one operator, and copies to what was given as ``out``.
-
-    PyTorch's compiler traces this function, so it does no more than hand over.
-    """
-    if isinstance(epilogue, Epilogue):
-        text, names, outputs = epilogue.text, tuple(epilogue.operands), epilogue.outputs
-    else:
-        has_bias = operands.get("bias") is not None
-        text = f"{'bias_activation' if has_bias else 'activation'} {epilogue or ''}"
-        names, outputs = ("bias",) if has_bias else (), (MAIN_OUTPUT,)
-    for name in names:
-        if operands.get(name) is None:
-            raise EpilogueError(f"operand {name} is missing; the epilogue has {', '.join(names)}")
-    for name, value in operands.items():
-        if name not in names and value is not None:
-            raise EpilogueError(f"operand {name} is unknown; the epilogue has {', '.join(names) or 'none'}")
-    found = torch.ops.gemm_ops.apply(*flatten(x, text, names, operands))
-    results = dict(zip(outputs, found, strict=True))
-    for name, buffer in outputs_by_name(out).items():
-        buffer.copy_(results[name])
-        results[name] = buffer
-    return results_of(results)
+    """The call as a graph has it: one operator, and copies to what was given as ``out``."""
+    text, names, outputs = describe(epilogue, operands)
+    found = torch.ops.gemm_ops.apply(x, *flatten(text, names, operands))
+    return results_of(fill_given(dict(zip(outputs, found, strict=True)), out))

@@ -5,7 +5,7 @@
     >>> outputs = plan.run(a, b, {"bias": bias}, out={})
 
 Contract: what cuBLAS gives is in fp32 where PyTorch has that (16-bit matrices without batches), so that results are
-those of a fused kernel; else, and where autograd records the call, in the matrices' dtype.  The epilogue is a
+those of a fused kernel; else in the matrices' dtype.  The epilogue is a
 standalone kernel (:mod:`gemm_ops.elementwise_call`) with that product in the accumulator's place.
 """
 
@@ -23,7 +23,6 @@ from .elementwise_call import ElementwiseCall, Walk, find_walk, make_elementwise
 from .fallback import product, product_dtype, without_autocast
 from .outputs import empty_padded
 from .plan import made_current
-from .recording import compute_recorded
 
 if TYPE_CHECKING:
     from .dispatch import Call
@@ -34,7 +33,7 @@ def find_tail(call: Call) -> Walk | str:
     problem = call.problem
     if problem.element is None:
         return "the kernels take float16, bfloat16 and float32"
-    dtype = product_dtype(call.a, call.b, rounded=call.differentiable)
+    dtype = product_dtype(call.a, call.b, rounded=False)
     x = torch.empty(problem.output_shape, dtype=dtype, device="meta")
     out = call.out or _padded_outputs(call, "meta")
     return find_walk(
@@ -80,9 +79,3 @@ class TwoPasses:
         # the matrices have autocast's dtype already
         with made_current(self.device), without_autocast(self.device.type):
             return self.tail.run(product(a, b, rounded=False), operands, out)
-
-
-def compute_differentiably(call: Call) -> dict[str, Tensor]:
-    """The outputs of a call that autograd records, by name: PyTorch's product, and a node for the epilogue."""
-    with without_autocast(call.problem.device.type):
-        return compute_recorded(product(call.a, call.b, rounded=True), call.epilogue, call.given)

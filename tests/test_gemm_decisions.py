@@ -487,10 +487,7 @@ def test_resolved_trees_go_by_structure() -> None:
         dispatch.bind_call(a, b, ep.epilogue(two), {"offset": row}, None),
     ]
     assert calls[0].tree is calls[1].tree
-    decisions = [dispatch.decide(call) for call in calls]
-    assert [
-        list(dispatch.compute_unfused(call, decision)) for call, decision in zip(calls, decisions, strict=True)
-    ] == [
+    assert [list(dispatch.compute_by_operations(call, transformed=False)) for call in calls] == [
         ["D", "first"],
         ["D", "second"],
     ]

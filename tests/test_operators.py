@@ -49,8 +49,8 @@ def test_opcheck(name: str, grad: bool) -> None:
         key: value.detach().clone().requires_grad_(grad) if isinstance(value, Tensor) else value
         for key, value in given.items()
     }
-    arguments = flatten(x, epilogue.text, tuple(epilogue.operands), operands)
-    torch.library.opcheck(torch.ops.gemm_ops.apply.default, tuple(arguments))
+    arguments = flatten(epilogue.text, tuple(epilogue.operands), operands)
+    torch.library.opcheck(torch.ops.gemm_ops.apply.default, (x, *arguments))
 
 
 def test_what_an_operator_is_told() -> None:

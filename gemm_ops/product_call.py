@@ -1,0 +1,102 @@
+"""One product with its epilogue, from tensors to outputs: by the plan of an earlier call, or decided anew.
+
+    >>> outputs = multiply(a, b, epilogue, {"bias": bias})                 # by name; autograd does not hear of it
+
+What people call is :mod:`gemm_ops.functional`; what autograd records, :mod:`gemm_ops.recording`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from epilogues import Epilogue
+
+from .arguments import outputs_by_name
+from .dispatch import Decision, announce_fallback, bind_call, compute_by_operations, decide, make_plan
+from .forcing import forced_backend
+from .gradients import product_needs, storing_forward
+from .plan import find_plan, plan_key, remember_plan
+
+
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    epilogue: Epilogue,
+    operands: Mapping[str, Tensor | float],
+    out: Tensor | Mapping[str, Tensor] | None = None,
+    padded_output: bool = False,
+) -> dict[str, Tensor]:
+    """The outputs of ``epilogue(a @ b)`` by name.
+
+    Raises:
+        ProblemError, EpilogueError: whatever is wrong with the arguments.
+        BuildError: if a kernel has to be built and cannot be.
+    """
+    key = None
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_cuda and not torch.is_autocast_enabled("cuda"):
+        key = plan_key((a, b), epilogue, operands, out, (forced_backend(), padded_output))
+        if key is not None and (found := find_plan(key)) is not None:
+            outputs: dict[str, Tensor] = found.run(a, b, operands, outputs_by_name(out))
+            return outputs
+    call = bind_call(*cast_as_autocast(a, b), epilogue, operands, out, padded_output=padded_output)
+    decision = decide(call)
+    announce_fallback(decision)
+    plan = make_plan(call, decision)
+    if plan is None:
+        return compute_by_operations(call, transformed=not call.is_in_memory)
+    if key is not None:
+        remember_plan(key, plan)
+    return plan.run(call.a, call.b, call.tensors, call.out)
+
+
+def multiply_by_operations(
+    a: Tensor,
+    b: Tensor,
+    epilogue: Epilogue,
+    operands: Mapping[str, Tensor | float],
+    out: Tensor | Mapping[str, Tensor] | None,
+    padded_output: bool,
+) -> dict[str, Tensor]:
+    """The same by PyTorch operation by operation, so that whatever transforms PyTorch's operations transforms these.
+
+    Raises:
+        ProblemError, EpilogueError: whatever is wrong with the arguments, ``out`` beside gradients included.
+    """
+    call = bind_call(*cast_as_autocast(a, b), epilogue, operands, out, padded_output=padded_output)
+    return compute_by_operations(call, transformed=True)
+
+
+def decide_product(
+    a: Tensor,
+    b: Tensor,
+    epilogue: Epilogue,
+    operands: Mapping[str, Tensor | float],
+    out: Tensor | Mapping[str, Tensor] | None,
+    padded_output: bool,
+) -> Decision:
+    """How :func:`multiply` would compute a call, and where gradients are wanted its forward pass; computes nothing."""
+    a, b = cast_as_autocast(a, b)
+    call = bind_call(a, b, epilogue, operands, out, padded_output=padded_output)
+    if torch.is_grad_enabled() and call.is_in_memory and (needs := product_needs(a, b, operands)):
+        forward = storing_forward(epilogue, needs, a.dtype)
+        with torch.no_grad():
+            call = bind_call(a, b, forward, operands, None, padded_output=padded_output)
+    return decide(call)
+
+
+def cast_as_autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Under ``torch.autocast``, the matrices in its dtype, as ``F.linear`` has it."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return a, b
+    kind = a.device.type
+    # asking whether it is enabled is an error for devices that have none, such as meta
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return a, b
+    dtype = torch.get_autocast_dtype(kind)
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(  # type: ignore[return-value]
+        matrix.to(dtype) if matrix.dtype in eligible and matrix.device.type == kind else matrix for matrix in (a, b)
+    )

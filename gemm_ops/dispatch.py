@@ -184,7 +184,7 @@ def _decide_fused(call: Call, forced: str) -> Decision | tuple[str, bool]:
     if problem.device.type != "cuda":
         return f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices", True
     if not call.is_in_memory:
-        return "a tensor has no memory of its own, being inside torch.vmap, or fake", True
+        return "a tensor has no memory of its own, being inside torch.vmap, fake, or distributed", True
     if refusal := problem_refusal(problem, len(call.operands), len(call.tree.outputs)):
         return refusal, not call.is_empty
     capability = torch.cuda.get_device_capability(problem.device)

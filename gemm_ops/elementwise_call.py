@@ -118,7 +118,7 @@ def find_walk(call: ElementwiseCall) -> Walk | str:
         return f"the kernels take float16, bfloat16 and float32, not {str(problem.dtype).removeprefix('torch.')}"
     operands = [operand.tensor for operand in call.operands]
     if not all(has_memory(tensor) for tensor in (call.x, *operands, *call.out.values()) if tensor is not None):
-        return "a tensor has no memory of its own, being inside torch.vmap, or fake"
+        return "a tensor has no memory of its own, being inside torch.vmap, fake, or distributed"
     layout = lay_out(call)
     if isinstance(layout, str):
         return layout

@@ -7,8 +7,8 @@
 It is an ``nn.Linear`` (constructor, parameters, initialisation, state dict) whose forward pass goes through
 :func:`gemm_ops.linear`.
 
-Where gradients are wanted the forward pass is computed unfused for now, with autograd as PyTorch has it; inference, or
-training under ``torch.no_grad``, is fused.
+Where gradients are wanted the forward pass is fused too, and stores what the backward reads; the backward is one
+elementwise kernel, the two products, and sums (:mod:`gemm_ops.recording`).
 
 On a CUDA device a 16-bit weight whose rows are not multiples of 16 bytes (an odd K) is kept in padded rows while the
 layer is in evaluation mode or the weight takes no gradient: the parameter has its shape (N, K), and is a view of rows

@@ -25,6 +25,7 @@ from epilogues import Epilogue
 from epilogues.dtypes import torch_dtype
 
 from .addressing import Placement
+from .addressing.views import has_memory
 from .copies import copy_matrix, copy_operand
 from .kernels.spec import KernelSpec
 from .operands import spread
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _plans: dict[Any, Any] = {}
 _MOST_PLANS = 4096
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Plan:
@@ -231,6 +233,8 @@ def plan_key(
     key: list[object] = [id(epilogue), how, numbers, out is None]
     try:
         for tensor in tensors:
+            if type(tensor) not in _PLAIN and not has_memory(tensor):
+                return None
             # which 16-byte accesses are aligned, and of a standalone kernel 32 bytes of fp32
             key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 31)
     except RuntimeError:

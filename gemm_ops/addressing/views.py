@@ -93,7 +93,11 @@ def address_of(tensor: Tensor) -> int:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether there is anything to address; not of fake tensors, nor of those inside vmap."""
+    """Whether there is anything to address; not of fake tensors, nor of those inside vmap, nor of what stands for
+    other tensors, such as a DTensor, whose own operations PyTorch is told by ``__torch_dispatch__``.
+    """
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return False
     try:
         tensor.data_ptr()
     except RuntimeError:

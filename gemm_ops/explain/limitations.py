@@ -27,9 +27,8 @@ from .units import count
 def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tuple[str, ...]:
     """The limitations of a resolved tree and the kernel chosen for it on a device, a sentence or two each."""
     found = [
-        "Forward only: where an argument requires grad, cuBLAS computes the product, and one kernel the epilogue; so "
-        "does one its backward.",
-        "Inside torch.compile a call breaks the graph.",
+        "The report is about the forward pass. In training that also stores what the backward reads of the accumulator,"
+        " mostly one matrix; the backward is one elementwise kernel and the two products.",
     ]
     if kernel.spec is None:
         return (f"No kernel takes this problem: {kernel.refusal}.", *found)

@@ -157,8 +157,7 @@ def test_fused_linear() -> None:
         result = fused(x)
         expected = torch.nn.functional.gelu(plain(x).double(), approximate="tanh")
     assert relative_error(result, expected) < 5e-3
-        fused(x.requires_grad_())
-    fused(x).sum().backward()
+    fused(x.requires_grad_()).sum().backward()
     assert x.grad is not None and fused.weight.grad is not None and fused.bias.grad is not None
 
 

@@ -22,6 +22,7 @@ from .gradients import product_needs
 from .operators import describe, fill_given, flatten
 from .product_call import cast_as_autocast, decide_product, multiply, multiply_by_operations
 from .recording import multiply_recorded
+from .transforms import are_transforms_active
 
 
 def matmul(
@@ -57,14 +58,16 @@ def matmul(
         EpilogueError: the operands are not the epilogue's.
         BuildError: the kernel does not compile.
     """
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+    transformed = are_transforms_active()
+    if not transformed and (torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
         return _traced(a, b, epilogue, out, operands, padded_output)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     given = without_absent_bias(chosen, operands)
-    if torch.is_grad_enabled() and isinstance(a, Tensor) and isinstance(b, Tensor) and product_needs(a, b, given):
-        if out is None and has_memory(a) and has_memory(b):
-            return results_of(multiply_recorded(*cast_as_autocast(a, b), chosen, given, padded_output))
-        # out= is refused; a transform of torch.func has no place for a node in autograd's graph
+    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+    recorded = torch.is_grad_enabled() and tensors and product_needs(a, b, given) != ()
+    if recorded and out is None and not transformed and has_memory(a) and has_memory(b):
+        return results_of(multiply_recorded(*cast_as_autocast(a, b), chosen, given, padded_output))
+    if recorded or transformed:  # or refused, for out=
         return results_of(multiply_by_operations(a, b, chosen, given, out, padded_output))
     return results_of(multiply(a, b, chosen, given, out, padded_output))
 

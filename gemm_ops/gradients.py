@@ -32,7 +32,7 @@ from epilogues.dtypes import DTYPES, dtype_name
 from epilogues.gradients.backward import ACCUMULATOR, Backward, BackwardPass
 from epilogues.gradients.chain_rule import free_name
 from epilogues.gradients.derivative import derivative
-from epilogues.tree import Accumulator, Store
+from epilogues.tree import Accumulator, Operand, Store
 
 #: Computes an epilogue: of x and operands by name, the outputs by name.
 Compute = Callable[[Tensor, Epilogue, Mapping[str, Tensor | float]], Mapping[str, Tensor]]
@@ -190,9 +190,10 @@ class Pass:
             start = grads[one.gradient_of]
             # an fp64 call whose output is not: the rest of the backward is fp64
             start = start.to(wide) if wide == torch.float64 else start
-            values = compute(start, self._epilogue(one, operands), given)
+            epilogue, outputs = self._epilogue(one, operands)
+            values = compute(start, epilogue, given)
             for gradient in one.gradients:
-                raw = values[gradient.output]
+                raw = values[outputs[gradient.target]]
                 if gradient.target == ACCUMULATOR:
                     value = raw.to(x.dtype)
                 else:
@@ -200,10 +201,20 @@ class Pass:
                 if value is not raw and value.numel() == raw.numel():
                     value = value.clone()  # may be a view of what is another gradient, and autograd adds in place
                 found[gradient.target] = value
+        reached = self._reached
         for target in backward.zero:
             like = x if target == ACCUMULATOR else operands[target]
-            found[target] = torch.zeros_like(like) if isinstance(like, Tensor) else x.new_zeros(())
+            if target in reached and isinstance(like, Tensor):  # else there is no gradient, which is not one of zero
+                found[target] = torch.zeros_like(like)
         return found
+
+    @functools.cached_property
+    def _reached(self) -> frozenset[str]:
+        """What the outputs that have gradients are computed from: "accumulator", and operands' names."""
+        stores = tuple(store for store in self.forward.tree.outputs if store.name in self.outputs)
+        nodes = replace(self.forward.tree, outputs=stores).nodes
+        names = {node.name for node in nodes if isinstance(node, Operand)}
+        return frozenset(names | {ACCUMULATOR for node in nodes if isinstance(node, Accumulator)})
 
     @functools.cached_property
     def _backward(self) -> tuple[Backward, str]:
@@ -217,16 +228,18 @@ class Pass:
         with_x = Epilogue.from_tree(replace(tree, outputs=outputs), self.forward.name)
         return derivative(with_x, self.needs, outputs=self.outputs, dtype=short, store=False), name
 
-    def _epilogue(self, one: BackwardPass, operands: Mapping[str, Tensor | float]) -> Epilogue:
-        """A pass's epilogue with each output in the dtype of what it is the gradient of."""
-        wanted: dict[str, set[str | None]] = {}
+    def _epilogue(self, one: BackwardPass, operands: Mapping[str, Tensor | float]) -> tuple[Epilogue, dict[str, str]]:
+        """A pass's epilogue with each output in the dtype of what it is the gradient of, and each target's output.
+
+        What is to be summed shares an output only if that has the dtype of what it is the gradient of: a bias in fp32
+        beside an x in 16 bits gets terms of its own, in fp32.
+        """
+        kinds: dict[str, tuple[str, str | None, bool]] = {}
         for gradient in one.gradients:
             given = None if gradient.target == ACCUMULATOR else operands[gradient.target]
             dtype = given.dtype if isinstance(given, Tensor) else self.dtype
-            if gradient.over == ():  # what is summed is stored as the tree says
-                wanted.setdefault(gradient.output, set()).add(_short(dtype))
-        dtypes = tuple((name, "f32" if len(found) > 1 else next(iter(found))) for name, found in wanted.items())
-        return _stored_as(one.epilogue, dtypes, self.dtype == torch.float64)
+            kinds[gradient.target] = gradient.output, _short(dtype), gradient.over == ()
+        return _stored_as(one.epilogue, tuple(kinds.items()), self.dtype == torch.float64)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -238,14 +251,29 @@ def find_pass(
 
 
 @functools.lru_cache(maxsize=4096)
-def _stored_as(epilogue: Epilogue, dtypes: tuple[tuple[str, str | None], ...], double: bool) -> Epilogue:
-    """The epilogue with dtypes for outputs that name none; in fp64, all outputs are fp64."""
-    found = dict(dtypes)
-    stores = tuple(
-        replace(store, dtype=None if double else store.dtype or found.get(store.name))
-        for store in epilogue.tree.outputs
-    )
-    return Epilogue.from_tree(replace(epilogue.tree, outputs=stores), epilogue.name)
+def _stored_as(
+    epilogue: Epilogue, kinds: tuple[tuple[str, tuple[str, str | None, bool]], ...], double: bool
+) -> tuple[Epilogue, dict[str, str]]:
+    """An epilogue of a backward with dtypes for its outputs; see :meth:`Pass._epilogue`.
+
+    Args:
+        kinds: of each target the output, the dtype, and whether the output is the gradient as it is.
+        double: whether all outputs are fp64.
+    """
+    stores: list[Store] = []
+    outputs: dict[str, str] = {}
+    for store in epilogue.tree.outputs:
+        found = [(target, dtype, final) for target, (output, dtype, final) in kinds if output == store.name]
+        wanted = {dtype for _, dtype, final in found if final}
+        chosen = store.dtype or ("f32" if len(wanted) > 1 else next(iter(wanted), "f32"))
+        stores.append(replace(store, dtype=None if double else chosen))
+        outputs |= {target: store.name for target, _, _ in found}
+        apart = [target for target, dtype, final in found if not final and chosen not in ("f32", dtype)]
+        if apart and not double:
+            name = free_name("terms", {*epilogue.operands, *epilogue.outputs, *(other.name for other in stores)})
+            stores.append(Store(name, store.value, "f32"))
+            outputs |= dict.fromkeys(apart, name)
+    return Epilogue.from_tree(replace(epilogue.tree, outputs=tuple(stores)), epilogue.name), outputs
 
 
 def _short(dtype: torch.dtype) -> str | None:

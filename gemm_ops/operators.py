@@ -40,8 +40,11 @@ from epilogues.tree import MAIN_OUTPUT, EpilogueTree
 from .addressing.views import pitch_of
 from .arguments import EpilogueLike, as_epilogue, outputs_by_name
 from .elementwise_call import run_elementwise
+from .errors import ProblemError
 from .fallback import without_autocast
 from .gradients import find_pass, gradients, keep, kept, needs_of, product_needs, storing_forward
+from .operands import bind_operands
+from .problem import read_problem, read_tensor
 from .product_call import multiply
 from .recording import keep_product, product_gradients
 
@@ -103,11 +106,30 @@ def flatten(
 
 
 def fill_given(results: dict[str, Tensor], out: Tensor | Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """The results by name, copied to what was given as ``out``."""
-    for name, buffer in outputs_by_name(out).items():
+    """The results by name, copied to what was given as ``out``.
+
+    Raises:
+        ProblemError: where that is not what the results could have been written to.
+    """
+    if out is None:
+        return results
+    if isinstance(out, Tensor) and len(results) > 1:
+        raise ProblemError(f"out is one tensor, and the epilogue has the outputs {', '.join(results)}")
+    given = outputs_by_name(out)
+    if set(given) != set(results):
+        raise ProblemError(f"out should have the outputs {', '.join(results)}; got {', '.join(given) or 'none'}")
+    buffers = list(given.values())
+    for name, buffer in given.items():
+        result = results[name]
+        if buffer.shape != result.shape or buffer.dtype != result.dtype or buffer.device != result.device:
+            raise ProblemError(f"out[{name!r}] should have the result's shape, dtype {result.dtype} and device")
+        if sum(buffer is other for other in buffers) > 1:
+            raise ProblemError(f"out[{name!r}] shares memory with another output")
+        if torch.is_grad_enabled() and (buffer.requires_grad or result.requires_grad):
+            raise ProblemError("out= does not go with gradients: an argument requires grad; use torch.no_grad()")
+    for name, buffer in given.items():
         buffer.copy_(results[name])
-        results[name] = buffer
-    return results
+    return dict(given)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -143,7 +165,9 @@ def _apply(x: Tensor, operands: list[Tensor], numbers: list[float], given: str, 
 
 @torch.library.register_fake("gemm_ops::apply", lib=_LIBRARY)
 def _apply_fake(x: Tensor, operands: list[Tensor], numbers: list[float], given: str, epilogue: str) -> list[Tensor]:
-    return [torch.empty_like(x, dtype=_dtype(store, x.dtype)) for store in epilogue_of(epilogue).tree.outputs]
+    chosen = epilogue_of(epilogue)
+    bind_operands(chosen.tree, _unflatten(chosen, operands, numbers, given), read_tensor("x", x))
+    return [torch.empty_like(x, dtype=_dtype(store, x.dtype)) for store in chosen.tree.outputs]
 
 
 def _dtype(store: Any, default: torch.dtype) -> torch.dtype:
@@ -219,8 +243,11 @@ def _matmul_fake(
     needs: str,
     padded_output: bool,
 ) -> list[Tensor]:
-    forward = storing_forward(epilogue_of(epilogue), _needs(needs), a.dtype)
-    *lead, n = torch.matmul(a, b).shape
+    chosen = epilogue_of(epilogue)
+    problem = read_problem(a, b)
+    bind_operands(chosen.tree, _unflatten(chosen, operands, numbers, given), problem)
+    forward = storing_forward(chosen, _needs(needs), a.dtype)
+    *lead, n = problem.output_shape
     outputs = []
     for store in forward.tree.outputs:
         dtype = _dtype(store, a.dtype)

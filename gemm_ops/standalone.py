@@ -25,6 +25,7 @@ from .elementwise_call import bind_elementwise, compute_by_operations, run_eleme
 from .gradients import needs_of
 from .operators import describe, fill_given, flatten
 from .recording import compute_recorded
+from .transforms import are_transforms_active
 
 
 def apply(
@@ -48,8 +49,9 @@ def apply(
             matrices of x's shape, scalars; dimensions broadcast as in PyTorch.
 
     Returns:
-        A tensor of x's shape and strides in the epilogue's output dtype (x's where it names none); a dictionary of such
-        tensors if there are several outputs.  Differentiable, with a backward of one kernel for most epilogues.
+        A tensor of x's shape, lying as ``torch.empty_like(x)``, in the epilogue's output dtype (x's where it names
+        none); a dictionary of such tensors if there are several outputs.  Differentiable, with a backward of one
+        kernel for most epilogues.
 
     Raises:
         ProblemError: x or out is no tensor that can be computed with.
@@ -58,14 +60,15 @@ def apply(
         UnsupportedProblemError: within ``use_backend("sm90")`` or ``"sm80"``, which here mean one kernel, whichever
             the device: none takes the call.
     """
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+    transformed = are_transforms_active()
+    if not transformed and (torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
         return _traced(x, epilogue, out, operands)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     given = without_absent_bias(chosen, operands)
-    if torch.is_grad_enabled() and isinstance(x, Tensor) and needs_of(x, given):
-        if out is None and has_memory(x):
-            return results_of(compute_recorded(x, chosen, given))
-        # out= is refused; a transform of torch.func has no place for a node in autograd's graph
+    recorded = torch.is_grad_enabled() and isinstance(x, Tensor) and needs_of(x, given) != ()
+    if recorded and out is None and not transformed and has_memory(x):
+        return results_of(compute_recorded(x, chosen, given))
+    if recorded or transformed:  # or refused, for out=
         return results_of(compute_by_operations(bind_elementwise(x, chosen, given, out)))
     return results_of(run_elementwise(x, chosen, given, out))
 

@@ -157,3 +157,67 @@ def test_meta_tensors() -> None:
     """The reference computes them, as PyTorch does, shapes alone."""
     result = gemm_ops.apply(torch.empty(4, 6, device="meta"), "relu", bias=torch.empty(6, device="meta"))
     assert isinstance(result, Tensor) and result.is_meta and result.shape == (4, 6)
+
+
+TRANSFORMED = {
+    "vmap": lambda f: lambda x: torch.func.vmap(f)(x),
+    "grad": lambda f: lambda x: torch.func.grad(lambda x: f(x).sum())(x),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("kind", ["apply", "matmul"])
+def test_transforms_of_torch_func_are_not_compiled_wrongly(kind: str, name: str) -> None:
+    """No operator has rules for them: right where nothing is compiled or make_fx traces, refused by the compiler."""
+    weight = torch.randn(5, 5)
+
+    def call(x: Tensor) -> Any:
+        return gemm_ops.apply(x, "silu") if kind == "apply" else gemm_ops.matmul(x, weight, "silu")
+
+    def plain(x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(x if kind == "apply" else x @ weight)
+
+    x = torch.randn(3, 5)
+    transform = TRANSFORMED[name]
+    expected = transform(plain)(x)
+    torch.testing.assert_close(transform(call)(x), expected)
+    torch.testing.assert_close(make_fx(transform(call))(x)(x), expected)
+    with pytest.raises(Exception, match="cannot be compiled"):
+        torch.compile(transform(call), backend="eager", fullgraph=True)(x)
+
+
+def test_out_is_checked_by_graphs_too() -> None:
+    x, operands = torch.randn(4, 6), operands_of(4, 6)
+    good = {"D": torch.empty(4, 6), "z": torch.empty(4, 6)}
+    one = torch.empty(4, 6)
+    bad = [
+        ({"D": one, "z": one}, r"shares memory with .*another output"),
+        (good | {"D": torch.empty(4, 6, dtype=torch.float16)}, "dtype"),
+        (good | {"D": torch.empty(2, 4, 6)}, "shape"),
+        ({"D": one}, "should have the outputs"),
+        (one, "out is one tensor"),
+        (good | {"z": torch.empty(4, 6, requires_grad=True)}, "does not go with gradients"),
+    ]
+
+    def call(x: Tensor, out: Any) -> Any:
+        return gemm_ops.apply(x, scaled, out=out, **operands)
+
+    compiled = torch.compile(call, backend="eager")
+    for out, words in bad:
+        with pytest.raises(gemm_ops.ProblemError, match=words):
+            compiled(x, out)
+    found = compiled(x, good)
+    assert found["D"] is good["D"]
+    torch.testing.assert_close(found, gemm_ops.apply(x, scaled, **operands))
+
+
+def test_graphs_check_operands_when_they_are_made() -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: Tensor, bias: Tensor) -> Any:
+            return gemm_ops.apply(x, "gelu", bias=bias)
+
+    with pytest.raises(Exception, match="bias"):
+        torch.export.export(Layer(), (torch.randn(5, 7), torch.randn(6)))
+    with FakeTensorMode() as mode, pytest.raises(EpilogueError, match="bias"):
+        gemm_ops.apply(mode.from_tensor(torch.randn(5, 7)), "gelu", bias=mode.from_tensor(torch.randn(6)))

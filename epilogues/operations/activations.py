@@ -90,6 +90,11 @@ def _beyond(f: Any, x: Any, lambd: Any) -> Any:
     return f.where(f.logical_or(f.lt(x, -lambd), f.gt(x, lambd)), 1.0, 0.0)
 
 
+def _not_above_0(f: Any, x: Any) -> Any:
+    """X where it is used, so that what is not used does not overflow: the second derivative multiplies it by 0."""
+    return f.where(f.le(x, 0.0), x, 0.0)
+
+
 def _d_celu_alpha(f: Any, x: Any, alpha: Any, z: Any) -> Any:
     scaled = x / alpha
     return f.where(f.gt(x, 0.0), 0.0, f.expm1(scaled) - scaled * f.exp(scaled))
@@ -143,7 +148,7 @@ ROWS = (
     row(
         "elu",
         _elu,
-        lambda f, x, alpha, z: f.where(f.le(x, 0.0), alpha * f.exp(x), 1.0),
+        lambda f, x, alpha, z: f.where(f.le(x, 0.0), alpha * f.exp(_not_above_0(f, x)), 1.0),
         lambda f, x, alpha, z: f.where(f.gt(x, 0.0), 0.0, f.expm1(x)),
         note="second input: alpha; at 0 the derivative is alpha, as PyTorch has it",
         keeps_numbers=True,
@@ -151,12 +156,12 @@ ROWS = (
     row(
         "selu",
         F.selu,
-        lambda f, x, z: f.where(f.le(x, 0.0), _SELU_ALPHA * _SELU_SCALE * f.exp(x), _SELU_SCALE),
+        lambda f, x, z: f.where(f.le(x, 0.0), _SELU_ALPHA * _SELU_SCALE * f.exp(_not_above_0(f, x)), _SELU_SCALE),
     ),
     row(
         "celu",
         _celu,
-        lambda f, x, alpha, z: f.where(f.le(x, 0.0), f.exp(x / alpha), 1.0),
+        lambda f, x, alpha, z: f.where(f.le(x, 0.0), f.exp(_not_above_0(f, x) / alpha), 1.0),
         _d_celu_alpha,
         note="second input: alpha",
         keeps_numbers=True,

@@ -11,6 +11,8 @@ from torch.autograd import forward_ad
 
 from epilogues import EpilogueError
 
+from .announce import announce
+
 
 def are_transforms_active() -> bool:
     """Whether a call is within a transform of ``torch.func`` or a level of forward-mode differentiation.
@@ -24,5 +26,10 @@ def are_transforms_active() -> bool:
         raise EpilogueError(
             "within transforms of torch.func and forward-mode differentiation gemm_ops cannot be compiled: leave the "
             "transform out of torch.compile, or the call"
+        )
+    if active:
+        announce(
+            "computed by PyTorch operation by operation, not fused: within a transform of torch.func or forward-mode "
+            "differentiation"
         )
     return active

@@ -2,9 +2,9 @@
 
     $ PYTHONPATH=. python tests/measure_training.py                   # a line for each shape and activation; a minute
 
-A step is the forward pass, the gradient of the output given, and the gradients of x, weight and bias.  Each contender is
-a CUDA graph of several steps; graphs are replayed in interleaved rounds, and medians compared.  Gradients are compared
-with fp64, beside eager PyTorch's, on the first shape that is small enough.
+A step is the forward pass, and the gradients of x, weight and bias for a given gradient of the output.  Each contender
+is a CUDA graph of several steps; graphs are replayed in interleaved rounds, and medians compared.  Gradients are
+compared with fp64, beside eager PyTorch's, where the shape is small enough.
 """
 
 from __future__ import annotations

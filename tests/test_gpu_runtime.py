@@ -283,7 +283,7 @@ def test_autocast() -> None:
 def test_inside_vmap_pytorch_computes() -> None:
     """A tensor inside vmap has no memory that a kernel could read; nor has a fake one."""
     x, weight = torch.randn(3, 16, 64, device="cuda").bfloat16(), torch.randn(40, 64, device="cuda").bfloat16()
-    with pytest.warns(gemm_ops.FallbackWarning, match="inside torch.vmap"):
+    with pytest.warns(gemm_ops.FallbackWarning, match="transform of torch.func"):
         rows = torch.vmap(lambda matrix: gemm_ops.linear(matrix, weight, "relu"))(x)
     torch.testing.assert_close(rows.float(), torch.relu(x.float() @ weight.float().t()), rtol=2e-2, atol=2e-2)
     with FakeTensorMode(allow_non_fake_inputs=True):

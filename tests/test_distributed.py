@@ -50,8 +50,10 @@ def train(rank: int, meeting: str, kind: str) -> None:
         torch.testing.assert_close(both / WORLD, losses[1].detach(), rtol=1e-5, atol=1e-6)
         first, last = (losses[1].item() if step == 0 else first), losses[1].item()
     assert last < first, "it trains"
-    dist.barrier()  # a process that leaves first closes the other's connection
-    dist.destroy_process_group()
+    dist.barrier()
+    # without PyTorch's teardown, which now and then aborts: "terminate called without an active exception", seen with
+    # nn.Linear in place of FusedLinear too
+    os._exit(0)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

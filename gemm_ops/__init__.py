@@ -6,6 +6,7 @@
 The layers, from the user down; each only knows those below it:
 
 ``modules``              :class:`FusedLinear`.
+``sharded``              the same for a weight that is sharded over devices.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
 ``standalone``           :func:`apply`: an epilogue without a product.
 ``operators``            what PyTorch's compiler and exporter see of it.

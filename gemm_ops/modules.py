@@ -10,6 +10,8 @@ It is an ``nn.Linear`` (constructor, parameters, initialisation, state dict) who
 Where gradients are wanted the forward pass is fused too, and stores what the backward reads; the backward is one
 elementwise kernel, the two products, and sums (:mod:`gemm_ops.recording`).
 
+A layer that ``parallelize_module`` has sharded computes as :mod:`gemm_ops.sharded` has it.
+
 On a CUDA device a 16-bit weight whose rows are not multiples of 16 bytes (an odd K) is kept in padded rows while the
 layer is in evaluation mode or the weight takes no gradient: the parameter has its shape (N, K), and is a view of rows
 of a multiple of 16 bytes, so that no call copies it.  It stays the same parameter: in-place updates, ``.data``,
@@ -28,7 +30,7 @@ from torch import Tensor, nn
 
 from epilogues import Epilogue, EpilogueError, Kind
 
-from .addressing.views import ACCESS_BYTES, address_of, pitch_of
+from .addressing.views import ACCESS_BYTES, address_of, pitch_of, stands_for_others
 from .arguments import EpilogueLike, Outputs, as_epilogue
 from .functional import linear
 
@@ -125,6 +127,13 @@ class FusedLinear(nn.Linear):
             if "bias" in operands:
                 raise EpilogueError("operand bias: the layer gives its own, got another with the call")
             operands["bias"] = self.bias
+        if not torch.compiler.is_compiling() and stands_for_others(self.weight):
+            from torch.distributed.tensor import DTensor  # a second's import, which only those need who have it already
+
+            if isinstance(self.weight, DTensor):
+                from .sharded import linear_of_shards
+
+                return linear_of_shards(input, self.weight, self.epilogue, operands, self.padded_output)
         return linear(input, self.weight, self.epilogue, out=None, padded_output=self.padded_output, **operands)
 
     def extra_repr(self) -> str:
@@ -142,7 +151,7 @@ class FusedLinear(nn.Linear):
 
     def _lay_out_weight(self) -> None:
         weight = self._parameters.get("weight")
-        if weight is None or self.padded_weight is False:
+        if weight is None or self.padded_weight is False or stands_for_others(weight):
             return
         if self.padded_weight or not self.training or not weight.requires_grad:
             pad_parameter(weight)

@@ -1,4 +1,4 @@
-"""Two processes of one machine, by gloo on the CPU: DDP and FSDP2 give the losses of one process."""
+"""Two processes of one machine, by gloo on the CPU: DDP, FSDP2 and tensor parallelism give what one process gives."""
 
 from __future__ import annotations
 
@@ -11,22 +11,36 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+import epilogues as ep
+from epilogues import Aux, Column, Row, Scalar
 from gemm_ops import FusedLinear
 
 WORLD = 2
 
 
-def train(rank: int, meeting: str, kind: str) -> None:
-    """Three steps on half of a batch, beside the same on all of it; asserts in each process."""
+def meet(rank: int, meeting: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # not what the machine's name resolves to, if it does
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
+
+
+def leave() -> None:
+    """Ends the process without PyTorch's teardown, which aborts now and then, with nn.Linear for FusedLinear too."""
+    dist.barrier()
+    os._exit(0)
+
+
+def train(rank: int, meeting: str, kind: str) -> None:
+    """Three steps on half of a batch, beside the same on all of it; asserts in each process."""
+    meet(rank, meeting)
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(FusedLinear(6, 8, epilogue="gelu"), FusedLinear(8, 6, epilogue="relu"))
     alone, x = copy.deepcopy(model), torch.randn(8, 6)
@@ -50,12 +64,66 @@ def train(rank: int, meeting: str, kind: str) -> None:
         torch.testing.assert_close(both / WORLD, losses[1].detach(), rtol=1e-5, atol=1e-6)
         first, last = (losses[1].item() if step == 0 else first), losses[1].item()
     assert last < first, "it trains"
-    dist.barrier()
-    # without PyTorch's teardown, which now and then aborts: "terminate called without an active exception", seen with
-    # nn.Linear in place of FusedLinear too
-    os._exit(0)
+    leave()
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_processes_train_as_one(kind: str, tmp_path: Path) -> None:
     mp.spawn(train, (str(tmp_path / "meeting"), kind), nprocs=WORLD)
+
+
+@ep.epilogue
+def everything(acc, bias: Row, offset: Column, residual: Aux, alpha: Scalar, vector):
+    return ep.gelu(acc + bias + offset) * alpha + residual * vector
+
+
+class Block(nn.Module):
+    """Up column-wise, down row-wise, each with every kind of operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = FusedLinear(6, 8, epilogue=everything), FusedLinear(8, 6, epilogue=everything)
+
+    def forward(self, x: Tensor, others: dict[str, dict[str, Tensor]]) -> Tensor:
+        result = self.down(self.up(x, **others["up"]), **others["down"])
+        assert isinstance(result, Tensor)
+        return result
+
+
+def compare_sharded(rank: int, meeting: str) -> None:
+    """A block sharded over two processes beside one in one piece: outputs and all gradients."""
+    meet(rank, meeting)
+    torch.manual_seed(0)
+    model = Block()
+    alone, x = copy.deepcopy(model), torch.randn(3, 4, 6)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    assert isinstance(model.up.weight, DTensor) and model.up.weight.to_local().shape == (4, 6)
+
+    def leaves() -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
+        torch.manual_seed(1)
+        others = {}
+        for name, n in (("up", 8), ("down", 6)):
+            shapes = {"offset": (3, 4, 1), "alpha": (1,), "residual": (3, 4, n), "vector": (3, 4, 1)}
+            others[name] = {key: torch.randn(shape).requires_grad_() for key, shape in shapes.items()}
+        return x.clone().requires_grad_(), others
+
+    one, two = leaves(), leaves()
+    # PyTorch's plans give row-wise layers what column-wise ones leave: local shards
+    result, expected = model(*one), alone(*two)
+    torch.testing.assert_close(result, expected)
+    result.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(one[0].grad, two[0].grad)
+    for name in ("up", "down"):
+        for key, value in one[1][name].items():
+            torch.testing.assert_close(value.grad, two[1][name][key].grad, msg=lambda words, key=key: f"{key}: {words}")
+    for (name, parameter), other in zip(model.named_parameters(), alone.parameters(), strict=True):
+        grad = parameter.grad
+        assert isinstance(grad, DTensor), name
+        torch.testing.assert_close(grad.full_tensor(), other.grad, msg=lambda words, name=name: f"{name}: {words}")
+    leave()
+
+
+def test_tensor_parallelism_gives_the_layer_in_one_piece(tmp_path: Path) -> None:
+    mp.spawn(compare_sharded, (str(tmp_path / "meeting"),), nprocs=WORLD)

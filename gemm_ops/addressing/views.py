@@ -92,11 +92,14 @@ def address_of(tensor: Tensor) -> int:
         return 0
 
 
+def stands_for_others(tensor: Tensor) -> bool:
+    """Whether a tensor tells PyTorch's dispatcher itself what operations do, as a DTensor or a fake tensor does."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def has_memory(tensor: Tensor) -> bool:
-    """Whether there is anything to address; not of fake tensors, nor of those inside vmap, nor of what stands for
-    other tensors, such as a DTensor, whose own operations PyTorch is told by ``__torch_dispatch__``.
-    """
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    """Whether there is anything to address; not of fake tensors and DTensors, nor of those inside vmap."""
+    if stands_for_others(tensor):
         return False
     try:
         tensor.data_ptr()

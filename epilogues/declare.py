@@ -310,6 +310,10 @@ class Epilogue:
         return isinstance(other, Epilogue) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
         return hash(self._identity())
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@
 
 The layers, from the user down; each only knows those below it:
 
+``conversion/``          :func:`fuse`, :func:`unfuse`: whole models.
 ``modules``              :class:`FusedLinear`.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
 ``standalone``           :func:`apply`: an epilogue without a product.
@@ -29,6 +30,7 @@ Importing this package needs no GPU, no nvcc and no CUTLASS.
 
 from .build.cache import cache_folder
 from .build.compiler import build_kernel, build_kernels
+from .conversion import Fusion, fuse, unfuse
 from .dispatch import Decision
 from .errors import (
     BuildError,
@@ -49,6 +51,7 @@ __all__ = [
     "Decision",
     "FallbackWarning",
     "FusedLinear",
+    "Fusion",
     "LaunchError",
     "ProblemError",
     "ToolchainError",
@@ -59,7 +62,9 @@ __all__ = [
     "build_kernels",
     "cache_folder",
     "empty_padded",
+    "fuse",
     "linear",
     "matmul",
+    "unfuse",
     "use_backend",
 ]

@@ -6,9 +6,9 @@
 
 Contract
 --------
-* Nothing of the model is replaced but the code of methods that call linear layers: a method is traced with torch.fx, the
-  layer and the elementwise operations after it become one call, and the new code is set as an attribute of that one
-  module.  Classes, parameters, submodules, hooks of submodules and state-dict keys stay.  No layer becomes a
+* Nothing of the model is replaced but the code of methods that call linear layers: a method is traced with torch.fx,
+  the layer and the elementwise operations after it become one call, and the new code is set as an attribute of that
+  one module.  Classes, parameters, submodules, hooks of submodules and state-dict keys stay.  No layer becomes a
   ``FusedLinear``: that would take apart what other code holds on to (tied layers, adapters, initialisers), and could
   express neither a residual nor a gate.
 * Anything elementwise is recognised, by tracing it with the language of epilogues; there is no list of activations.
@@ -18,7 +18,8 @@ Contract
 * Results are those of the original within its own rounding: a fused epilogue rounds once.
 
 Limits: numbers that code reads from other objects (``self.config.x``) are those of the time of :func:`fuse`; what code
-prints or warns it says while it is traced; weights of odd K are copied into padded rows at every call on a GPU, where a
+prints or warns it says while it is traced; a shallow copy of a module (``copy.copy``, ``nn.DataParallel``) calls the
+original's new code; weights of odd K are copied into padded rows at every call on a GPU, where a
 ``FusedLinear`` keeps them so.
 
 ============================  ===================================================================================
@@ -34,8 +35,8 @@ prints or warns it says while it is traced; weights of odd K are copied into pad
 ============================  ===================================================================================
 """
 
-from .convert import Fusion, fuse, is_fused, unfuse
+from .convert import Fusion, fuse, unfuse
 from .patterns import NAMES as PATTERN_NAMES
 from .report import Fused, Left, Report
 
-__all__ = ["Fused", "Fusion", "Left", "PATTERN_NAMES", "Report", "fuse", "is_fused", "unfuse"]
+__all__ = ["Fused", "Fusion", "Left", "PATTERN_NAMES", "Report", "fuse", "unfuse"]

@@ -6,8 +6,8 @@
 
 A *host* is a module whose own code calls products.  Its ``forward`` is traced; where that is not possible its other
 methods that mention a product are, such as ``_ff_block`` of ``nn.TransformerEncoderLayer``.  A submodule that returns
-what a product gives, and whose result the host goes on computing with element by element (``x + self.mlp(x)``), is traced
-with its host.
+what a product gives, and whose result the host goes on computing with element by element (``x + self.mlp(x)``), is
+traced with its host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .patterns import chosen_patterns
 from .products import features, has_hooks, obstacle, product_kind
 from .regions import Region, find_regions, grow, is_product
 from .report import Fused, Left, Report
-from .rewrite import Rewritten, restore, rewrite
+from .rewrite import restore, rewrite
+from .steps import Given, references
 
 
 class Fusion(NamedTuple):
@@ -184,7 +185,9 @@ class _Conversion:
                 always = all(region.labels in [each.labels for each in own] for own in found.regions.values())
                 note = "" if always and not region.in_evaluation else "in evaluation mode"
                 epilogue = ", ".join(_call_text(region))
-                fused.append(Fused(_join(names[host], target), region.pattern, epilogue, *features(product), where, note))
+                fused.append(
+                    Fused(_join(names[host], target), region.pattern, epilogue, *features(product), where, note)
+                )
                 seen.add(product)
             for target, reason in found.reasons.items():
                 product = host.get_submodule(target)
@@ -239,8 +242,6 @@ def _ends_open(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> b
 
 def _call_text(region: Region) -> Iterable[str]:
     """The steps in words: "act", "mul(gate)"."""
-    from .steps import Given, references
-
     for step in region.steps:
         given = [region.names[ref.index] for ref in references(step) if isinstance(ref, Given)]
         yield f"{step.label}({', '.join(given)})" if given else step.label
@@ -252,8 +253,3 @@ def _join(*names: str) -> str:
 
 def _kind(product: nn.Module) -> str:
     return product_kind(product) or type(product).__name__
-
-
-def is_fused(model: nn.Module) -> bool:
-    """Whether any module of a model has fused calls."""
-    return any(type(value) is Rewritten for module in model.modules() for value in module.__dict__.values())

@@ -112,9 +112,7 @@ def _in_mode(parts: Collection[nn.Module], mode: Mode) -> Iterator[None]:
             part.training = was
 
 
-def _trace(
-    host: nn.Module, method: str, inlined: frozenset[nn.Module], parameters: tuple[Parameter, ...]
-) -> fx.Graph:
+def _trace(host: nn.Module, method: str, inlined: frozenset[nn.Module], parameters: tuple[Parameter, ...]) -> fx.Graph:
     try:
         return _join_rest(_Tracer(method, inlined, parameters).trace(host))
     except NotTraceableError:
@@ -126,6 +124,8 @@ def _trace(
 
 class _Tracer(fx.Tracer):
     """Traces a method of a module, its arguments by their roles."""
+
+    proxy_buffer_attributes = True
 
     def __init__(self, method: str, inlined: frozenset[nn.Module], parameters: tuple[Parameter, ...]) -> None:
         super().__init__()

@@ -8,10 +8,11 @@ Contract
 A trace sees one way through a method.  It stands for the method where nothing that the way depended on has changed:
 
 * A parameter without a default is a tensor; other arguments are not for the trace.
-* A parameter with a default that the method does nothing with but hand on to a submodule (``cache=cache``, ``**kwargs``)
-  is opaque: anything may be given.  That is read from the source.
+* A parameter with a default that the method does nothing with but hand on to a submodule (``cache=cache``,
+  ``**kwargs``) is opaque: anything may be given.  That is read from the source.
 * Any other parameter is fixed at its default: a call that gives another value is not for the trace.
-* Attributes of plain values that the code names (``self.training``, ``self.norm_first``) are remembered with the trace.
+* Attributes of plain values and functions that the code names (``self.norm_first``, ``self.activation``) are remembered
+  with the trace, and what the module has got of submodules and parameters.
 * What depends on the types of values, writes attributes or prints is not traced, as symbols have other types and are
   traced once.
 """
@@ -24,7 +25,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -34,14 +35,17 @@ class NotTraceableError(Exception):
     """A method that is not traced; says why."""
 
 
-#: Values that are compared before a trace stands for a method; others, such as a configuration, are taken not to change.
+#: Values that are compared before a trace stands for a method; others, such as a configuration, should not change.
 SIMPLE = (bool, int, float, str, type(None))
+
+_GUARDED = (*SIMPLE, FunctionType, BuiltinFunctionType)
 
 #: What the parameter for a method's ``**kwargs`` is called in traces.
 REST = "gemm_ops_rest"
 
 _REFUSED_GLOBALS = frozenset(
-    "isinstance issubclass type print input locals globals vars setattr delattr exec eval random open".split()
+    {"isinstance", "issubclass", "type", "print", "input", "open", "random"}
+    | {"locals", "globals", "vars", "setattr", "delattr", "exec", "eval"}
 )
 _REFUSED_STATE = frozenset({"is_autocast_enabled", "is_inference_mode_enabled", "get_autocast_dtype"})
 
@@ -112,9 +116,20 @@ def read_code(module: nn.Module, name: str) -> Reading:
 
 
 def read_guards(module: nn.Module, reading: Reading) -> dict[str, Any]:
-    """The plain values among the attributes that the code reads, but ``training``, by name."""
+    """The plain values and functions among the attributes that the code reads, but ``training``, by name."""
     named = sorted(reading.attributes - {"training"})
-    return {name: value for name in named if isinstance(value := getattr(module, name, module), SIMPLE)}
+    return {name: value for name in named if isinstance(value := getattr(module, name, module), _GUARDED)}
+
+
+def read_structure(module: nn.Module) -> tuple[tuple[str, bool], ...]:
+    """The names of what a module has, and whether it is None: a trace goes through lists, and by what is absent."""
+    held = [(name, value is None) for name, value in module._parameters.items()]
+    held += [(name, value is None) for name, value in module._buffers.items()]
+    for name, part in module._modules.items():
+        held.append((name, part is None))
+        if isinstance(part, nn.ModuleList | nn.ModuleDict):
+            held += read_structure(part)
+    return tuple(held)
 
 
 def _functions(module: nn.Module, first: FunctionType) -> Iterator[FunctionType]:
@@ -131,9 +146,10 @@ def _functions(module: nn.Module, first: FunctionType) -> Iterator[FunctionType]
         home = str(function.__module__).partition(".")[0]
         for name in {name for code in _codes(function.__code__) for name in code.co_names}:
             for place in (inspect.getattr_static(type(module), name, None), function.__globals__.get(name)):
-                owned = isinstance(place, FunctionType) and getattr(nn.Module, name, None) is not place
+                if not isinstance(place, FunctionType) or getattr(nn.Module, name, None) is place:
+                    continue
                 # of other packages, PyTorch's first of all, the functions are taken to be what tensors go through
-                if owned and home != "torch" and str(place.__module__).partition(".")[0] == home:
+                if home != "torch" and str(place.__module__).partition(".")[0] == home:
                     waiting.append(place)
 
 
@@ -188,8 +204,9 @@ def _handed_on(module: nn.Module, function: FunctionType, inlined: frozenset[nn.
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         target = call.func
         if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-            called = module._modules.get(target.attr)
-            if called is not None and called not in inlined:
+            called = getattr(module, target.attr, None)
+            # what the module has not got is not called: an optional part, such as cross-attention
+            if called is None or (isinstance(called, nn.Module) and called not in inlined):
                 arguments |= {*call.args, *(keyword.value for keyword in call.keywords)}
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     elsewhere = {node.id for node in names if node not in arguments}

@@ -99,8 +99,9 @@ def chosen_patterns(patterns: Iterable[str] | None) -> frozenset[str]:
 
 #: Functions and methods that write into their first argument without saying so by a trailing underscore.
 _WRITING = frozenset(
-    getattr(operator, name)
-    for name in "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul setitem delitem".split()
+    {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow}
+    | {operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift, operator.imatmul}
+    | {operator.setitem, operator.delitem}
 )
 
 

@@ -5,16 +5,19 @@
     ('act', 'mul')
 
 A region grows along the graph's order.  A node that reads it joins if the epilogue with that node traces; a *cut* is a
-node after which nothing before it has other users, so that the call may end there.  The region ends at the last cut; the
-earlier ones are kept, because a call may have to stop at one of them (dropout in training, an operand of a shape that
-does not fit).
+node after which nothing before it has other users, so that the call may end there.  The region ends at the last cut;
+the earlier ones are kept, because a call may have to stop at one of them (dropout in training, an operand of a shape
+that does not fit).
+
+The call stands where the last of its nodes was.  What writes in place between the product and there ends the region;
+submodules are taken not to write into what they are given, but for those with ``inplace=True``.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
@@ -113,7 +116,8 @@ class _Growth:
         Raises:
             EpilogueError: if it cannot be one.
         """
-        way, target = node.op.removeprefix("call_"), node.target
+        way = node.op.removeprefix("call_")
+        target: Any = node.target
         label = str(node.target) if way == "method" else str(getattr(node.target, "__name__", node.target))
         if way == "module":
             label, target = str(node.target), self._module_number(node)
@@ -132,9 +136,7 @@ class _Growth:
                 self.operands.append(arg)
                 taken = sum(name.rstrip("0123456789_") == pattern.operand for name in self.names)
                 self.names.append(f"{pattern.operand}_{taken + 1}" if taken else pattern.operand)
-        args = fx.node.map_arg(node.args, self._reference)
-        kwargs = fx.node.map_arg(node.kwargs, self._reference)
-        return Step(way, target, _plain(args), _plain(kwargs), label, pattern.name)
+        return Step(way, target, self._plain(node.args), self._plain(node.kwargs), label, pattern.name)
 
     def _module_number(self, node: fx.Node) -> int:
         path = str(node.target)
@@ -152,8 +154,17 @@ class _Growth:
             self.modules.append(path)
         return self.modules.index(path)
 
-    def _reference(self, node: fx.Node) -> Value | Given:
-        return Value(self.inside[node]) if node in self.inside else Given(self.operands.index(node))
+    def _plain(self, value: Any) -> Any:
+        """A node's arguments as plain tuples, lists and dictionaries of references, which pickle and copy."""
+        if isinstance(value, fx.Node):
+            return Value(self.inside[value]) if value in self.inside else Given(self.operands.index(value))
+        if isinstance(value, slice):
+            return slice(self._plain(value.start), self._plain(value.stop), self._plain(value.step))
+        if isinstance(value, dict):
+            return {key: self._plain(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._plain(item) for item in value]
+        return tuple(map(self._plain, value)) if isinstance(value, tuple) else value
 
     def add(self, node: fx.Node, chosen: Collection[str]) -> None:
         """Lets a node join.
@@ -171,16 +182,31 @@ class _Growth:
             tree = self._epilogue(steps, training=False).tree
             self.evaluated.append(len(steps))
         if tree == self.tree:  # dropout, nn.Identity
-            step = Step(step.way, step.target, step.args, step.kwargs, step.label, "")
-        elif step.pattern not in chosen:
-            raise EpilogueError(f"which is of the pattern {step.pattern!r}, not asked for")
+            step = replace(step, pattern="")
         self.steps = [*self.steps, step]
         self.inside[node] = len(self.steps)
         outer = [other for other in self.inside if other is not node]
         closed = all(user in self.inside for other in outer for user in other.users)
         if closed and tree != self.tree:
-            self.cuts.append(len(self.steps))
+            self._cut(chosen)
         self.tree = tree
+
+    def _cut(self, chosen: Collection[str]) -> None:
+        """Ends the steps since the last cut here, if they are of the patterns asked for."""
+        start = self.cuts[-1] if self.cuts else 0
+        latest = self.steps[start:]
+        if sum(bool(step.pattern) for step in latest) > 1:
+            # an activation that is written out, in which 0.5 * x is no scale
+            plain = [step.pattern == "scale" and not _operands(step) for step in latest]
+            latest = [
+                replace(step, pattern="activation") if within else step
+                for step, within in zip(latest, plain, strict=True)
+            ]
+        for step in latest:
+            if step.pattern and step.pattern not in chosen:
+                raise EpilogueError(f"which is of the pattern {step.pattern!r}, not asked for")
+        self.steps = [*self.steps[:start], *latest]
+        self.cuts.append(len(self.steps))
 
     def region(self) -> Region | None:
         if not self.cuts:
@@ -188,8 +214,6 @@ class _Growth:
         count = self.cuts[-1]
         steps = tuple(self.steps[:count])
         read = operands_read(steps)
-        used = {ref.index for ref in (ref for step in steps for ref in references(step)) if isinstance(ref, Given)}
-        assert used == set(range(read))
         return Region(
             self.product,
             tuple(list(self.inside)[1 : count + 1]),
@@ -200,6 +224,10 @@ class _Growth:
             tuple(self.modules),
             any(index <= count for index in self.evaluated),
         )
+
+
+def _operands(step: Step) -> list[int]:
+    return [ref.index for ref in references(step) if isinstance(ref, Given)]
 
 
 def grow(
@@ -255,12 +283,3 @@ def _may_write(node: fx.Node, host: nn.Module) -> bool:
     if node.op == "call_module":
         return getattr(host.get_submodule(str(node.target)), "inplace", False) is True
     return node.op in ("call_function", "call_method") and writes(node.target, dict(node.kwargs))
-
-
-def _plain(value: Any) -> Any:
-    """A node's arguments as plain tuples, lists and dictionaries, which pickle and copy."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return tuple(_plain(item) for item in value) if type(value) is tuple else value

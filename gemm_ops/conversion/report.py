@@ -1,8 +1,8 @@
 """What a conversion did: the fused calls, and the products that were left, with reasons.
 
-    >>> model, report = gemm_ops.fuse(model)
-    >>> print(report)
-    >>> report.to_json()
+>>> model, report = gemm_ops.fuse(model)
+>>> print(report)
+>>> report.to_json()
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .graph_search import Mode, Traced
-from .inspection import SIMPLE
+from .inspection import SIMPLE, read_structure
 from .products import has_hooks
 from .regions import Region
 from .sites import FusedCall
@@ -65,8 +65,10 @@ class Rewritten:
     def __init__(self, host: nn.Module, method: str, codes: dict[Mode, Code], traced: Traced) -> None:
         self.host, self.method, self.codes = host, method, codes
         self.parameters, self.guards = traced.parameters, traced.guards
+        self.structure = read_structure(host)
         self.inlined = tuple(
-            (tuple(path.split(".")), type(host.get_submodule(path)).forward) for path in traced.inlined
+            (tuple(path.split(".")), type(part).forward, read_structure(part))
+            for path, part in ((path, host.get_submodule(path)) for path in traced.inlined)
         )
 
     @property
@@ -123,10 +125,14 @@ class Rewritten:
 
     def _stands(self) -> bool:
         """Whether nothing that the trace read has changed."""
-        for path, forward in self.inlined:
+        if read_structure(self.host) != self.structure:
+            return False
+        for path, forward, structure in self.inlined:
             part = _at(self.host, path)
             replaced = part is None or type(part).forward is not forward or has_hooks(part)
             if replaced or part.training != self.host.training or not _own_forward(part):
+                return False
+            if read_structure(part) != structure:
                 return False
         for guard in self.guards:
             owner = _at(self.host, guard.path)

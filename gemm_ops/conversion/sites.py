@@ -4,9 +4,9 @@
 
 Contract
 --------
-* It computes what the product and the steps do, whatever the arguments are.  As many steps as possible, up to a cut of the
-  region, are the epilogue of the GEMM; the others run as they are.  None are where the product is not what it was (it has
-  got hooks, was replaced, parametrised, quantised), or where tensors are not plain ones of fitting dtypes.
+* It computes what the product and the steps do, whatever the arguments are.  As many steps as possible, up to a cut
+  of the region, are the epilogue of the GEMM; the others run as they are.  None are where the product is not what it
+  was (it has got hooks, was replaced, parametrised, quantised), or where tensors are not plain ones of fitting dtypes.
 * What fits is asked of each call's own dtypes, shapes, autocast and modules' flags, so dropout is fused through in
   evaluation and not in training, and an operand that PyTorch would broadcast the product to is left to PyTorch.
 * The result has the dtype that the steps would have given it: it is cast to it in the epilogue where that is not the
@@ -59,6 +59,7 @@ class FusedCall:
         self.__module__ = __name__
         self.expected = expected
         self.steps, self.cuts, self.names = tuple(steps), tuple(cuts), tuple(names)
+        self.reads = {count: operands_read(self.steps[:count]) for count in self.cuts}
         self._choices: dict[Any, Choice | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class FusedCall:
         if choice is None:
             return run_steps(self.steps, [product(x)], operands, modules)[-1]
         epilogue, count = choice
-        given = dict(zip(self.names[: operands_read(self.steps[:count])], operands, strict=False))
+        given = dict(zip(self.names[: self.reads[count]], operands, strict=False))
         if product._parameters["bias"] is not None:
             given["bias"] = product._parameters["bias"]
         result = matmul(x, weight_matrix(product), epilogue, **given)
@@ -131,7 +132,7 @@ class FusedCall:
         for count in reversed(self.cuts):
             steps = self.steps[:count]
             called = [modules[step.target] for step in steps if step.way == "module"]
-            if operands_read(steps) > len(annotations) or any(map(_runs_more, called)):
+            if self.reads[count] > len(annotations) or any(map(_runs_more, called)):
                 continue
             try:
                 dtype = self._result_dtype(steps, matrix_dtype, x.device, operands, modules)

@@ -7,11 +7,11 @@
 
 Contract
 --------
-* ``Value(0)`` is the product, its bias added; ``Value(i)`` the result of step i.  ``Given(j)`` is operand j: a value that
-  the steps read and do not compute.  Operands are numbered as the steps first read them.
+* ``Value(0)`` is the product, its bias added; ``Value(i)`` the result of step i.  ``Given(j)`` is operand j: a value
+  that the steps read and do not compute.  Operands are numbered as the steps first read them.
 * There is no list of activations: a step is elementwise if running it on the symbols of an epilogue makes one.
-* Steps are plain data of functions, names and numbers, so that they can be pickled and copied with a model.  The modules
-  that they call are not in them; they are looked up in the model when it runs.
+* Steps are plain data of functions, names and numbers, so that they can be pickled and copied with a model.  The
+  modules that they call are not in them; they are looked up in the model when it runs.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def stand_in(module: nn.Module, *, training: bool | None = None) -> nn.Module:
     copied = copy.deepcopy(module)
     for part in copied.modules():
         if getattr(part, "inplace", False) is True:
-            part.inplace = False
+            vars(part)["inplace"] = False
     return copied if training is None else copied.train(training)
 
 

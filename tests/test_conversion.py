@@ -219,7 +219,7 @@ def test_patterns_asked_for() -> None:
     assert "of the pattern 'residual', not asked for" in {each.path: each.reason for each in report.left}["1.fc"]
     with pytest.raises(ValueError, match=r"unknown pattern gates; expected some of activation, residual, scale, gate"):
         gemm_ops.fuse(model, patterns=["gates"])
-    with pytest.raises(TypeError, match="fuse takes an nn.Module, got int"):
+    with pytest.raises(TypeError, match=r"fuse takes an nn\.Module, got int"):
         gemm_ops.fuse(3)  # type: ignore[arg-type]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,6 +137,9 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m not in self._inlined
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
@@ -163,6 +167,21 @@ class _Tracer(fx.Tracer):
     def _is_in_module(self, tensor: Tensor) -> bool:
         held = itertools.chain(self.root.parameters(), self.root.buffers(), self.tensor_attrs)
         return any(tensor is own for own in held)
+
+
+class _Proxy(fx.Proxy):
+    """A symbol that records ``x += y`` as what writes in place; torch.fx's own makes a sum of it."""
+
+
+def _recorded(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def update(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    return update
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul"):
+    setattr(_Proxy, f"__{_name}__", _recorded(getattr(operator, _name)))
 
 
 def call_with_rest(module: nn.Module, rest: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

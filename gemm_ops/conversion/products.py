@@ -66,7 +66,7 @@ def is_still(module: nn.Module, expected: type[nn.Module]) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling the module runs hooks, its own or those of all modules."""
-    return any(getattr(module, name) for name in _HOOKS) or module_hooks._has_any_global_hook()
+    return any(getattr(module, name) for name in _HOOKS) or bool(module_hooks._has_any_global_hook())
 
 
 def weight_matrix(module: nn.Module) -> Tensor:

@@ -99,7 +99,7 @@ class _Growth:
         self.names: list[str] = []
         self.modules: list[str] = []
         self.cuts: list[int] = []
-        self.evaluated: list[int] = []  # steps that are elementwise in evaluation only
+        self.in_evaluation = MOST_STEPS + 1  # the first step that is elementwise in evaluation only, as dropout is
         self.tree = self._epilogue([]).tree
 
     def _epilogue(self, steps: list[Step], training: bool | None = None) -> Epilogue:
@@ -177,10 +177,10 @@ class _Growth:
         try:
             tree = self._epilogue(steps).tree
         except EpilogueError:
-            if not step.way == "module":
+            if not self.modules:
                 raise
             tree = self._epilogue(steps, training=False).tree
-            self.evaluated.append(len(steps))
+            self.in_evaluation = min(self.in_evaluation, len(steps))
         if tree == self.tree:  # dropout, nn.Identity
             step = replace(step, pattern="")
         self.steps = [*self.steps, step]
@@ -222,7 +222,7 @@ class _Growth:
             tuple(self.operands[:read]),
             tuple(self.names[:read]),
             tuple(self.modules),
-            any(index <= count for index in self.evaluated),
+            self.in_evaluation <= count,
         )
 
 

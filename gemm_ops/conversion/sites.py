@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from epilogues import Aux, Column, Epilogue, EpilogueError, Kind, Row, Scalar
+from epilogues.builders import cast
 from epilogues.operand_shapes import fits, is_number
 
 from ..functional import matmul
@@ -131,18 +132,18 @@ class FusedCall:
             annotations.append(_ANNOTATIONS[fact[0]])
         for count in reversed(self.cuts):
             steps = self.steps[:count]
-            called = [modules[step.target] for step in steps if step.way == "module"]
-            if self.reads[count] > len(annotations) or any(map(_runs_more, called)):
+            called = [part for step in steps if step.way == "module" for part in modules[step.target].modules()]
+            if self.reads[count] > len(annotations) or any(map(has_hooks, called)):
                 continue
             try:
-                dtype = self._result_dtype(steps, matrix_dtype, x.device, operands, modules)
-                if dtype not in FLOATS or (dtype == torch.float64) != (matrix_dtype == torch.float64):
-                    continue
-                cast = None if dtype == matrix_dtype else dtype
-                epilogue = build_epilogue(steps, self.names, annotations, modules, has_bias=not no_bias, dtype=cast)
+                epilogue = build_epilogue(steps, self.names, annotations, modules, has_bias=not no_bias)
             except EpilogueError:
                 continue
-            return epilogue, count
+            # after that, because only then are the steps known to draw no random numbers
+            dtype = self._result_dtype(steps, matrix_dtype, x.device, operands, modules)
+            if dtype not in FLOATS or (dtype == torch.float64) != (matrix_dtype == torch.float64):
+                continue
+            return epilogue if dtype == matrix_dtype else cast(dtype, epilogue), count
         return None
 
     @staticmethod
@@ -194,11 +195,10 @@ def _kind(own: tuple[int, ...], shape: tuple[int, ...]) -> Kind | None:
 
 
 def _state(module: nn.Module) -> tuple[Any, ...]:
-    """The plain values that a step's module and its parts compute with."""
-    return tuple(
-        (key, value) for part in module.modules() for key, value in part.__dict__.items() if type(value) in SIMPLE
+    """The plain values and functions that a step's module and its parts compute with, and whether they have hooks."""
+    parts = list(module.modules())
+    held = ((key, value) for part in parts for key, value in part.__dict__.items())
+    return (
+        *(has_hooks(part) for part in parts),
+        *((key, value) for key, value in held if type(value) in SIMPLE or callable(value)),
     )
-
-
-def _runs_more(module: nn.Module) -> bool:
-    return any(has_hooks(part) for part in module.modules())

@@ -22,10 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
-import epilogues as ep
 from epilogues import Epilogue, EpilogueError, Row
 from epilogues.builders import bias_activation, identity
 
@@ -114,14 +112,12 @@ def build_epilogue(
     modules: Sequence[nn.Module],
     *,
     has_bias: bool,
-    dtype: torch.dtype | None = None,
 ) -> Epilogue:
     """The epilogue that the steps are, of a product's accumulator and its bias.
 
     Args:
         names, annotations: of the operands; those that the steps read are used.
         modules: what "module" steps call; stand-ins of them are run, see :func:`stand_in`.
-        dtype: what the result is cast to at the end; None: as the steps leave it.
 
     Raises:
         EpilogueError: if the steps are not elementwise, in the language's words.
@@ -134,8 +130,7 @@ def build_epilogue(
     def run(acc: Any, *values: Any) -> Any:
         operands = values[1:] if has_bias else values
         start = acc + values[0] if has_bias else acc
-        result = run_steps(steps, [start], operands, stand_ins)[-1]
-        return result if dtype is None else ep.cast(result, dtype)
+        return run_steps(steps, [start], operands, stand_ins)[-1]
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter("acc", kind)]

@@ -111,6 +111,23 @@ class Softmax(Net):
         return F.softmax(self.fc(x), dim=-1)
 
 
+class Counting(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return F.relu(x)
+
+
+class Counted(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counting = Counting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.counting(self.fc(x))
+
+
 class View(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(x).view(-1, 3).relu()
@@ -181,6 +198,41 @@ class Functional(Net):
         return F.relu(F.linear(x, self.fc.weight, self.fc.bias))
 
 
+class NoGrad(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.fc(x)
+        return F.relu(h)
+
+
+class NoGradByDecorator(Net):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.fc(x))
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clamp(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class OwnBackward(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return StraightThrough.apply(self.fc(x))
+
+
+class StochasticDepth(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and torch.rand(1).item() < 0.5:
+            return x
+        return F.relu(self.fc(x)) + x
+
+
 class DropoutLast(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.fc(x))
@@ -192,6 +244,7 @@ REASONS: dict[type[Net], str] = {
     Norm: "its result goes into norm: a LayerNorm, which has parameters or buffers",
     Prelu: "its result goes into prelu: a PReLU, which has parameters or buffers",
     Softmax: "its result goes into softmax: softmax",
+    Counted: "its result goes into counting: a Counting: its code writes calls",
     View: "its result goes into view: view",
     UsedTwice: "its result is used several times, and goes into sum: sum",
     ReturnsBoth: "its result is what the method returns",
@@ -204,6 +257,10 @@ REASONS: dict[type[Net], str] = {
     AnyArguments: "AnyArguments.forward is not traced: it takes any number of arguments, *xs",
     MakesATensor: "MakesATensor.forward is not traced: its code makes or closes over a tensor",
     Functional: "no code that was traced calls it",
+    NoGrad: "NoGrad.forward is not traced: its code has a with statement",
+    NoGradByDecorator: "NoGradByDecorator.forward is not traced: its code has a with statement",
+    OwnBackward: "OwnBackward.forward is not traced: its code computes without gradients",
+    StochasticDepth: "StochasticDepth.forward is not traced: its code calls rand",
     DropoutLast: "its result is what the method returns",
 }
 
@@ -261,6 +318,8 @@ def test_a_layer_that_changes_after_fusing(fused_calls: FusedCalls) -> None:
     both(lambda net: setattr(net.fc, "forward", lambda x: x * 3))
     both(lambda net: net.act.register_forward_hook(lambda module, args, result: result * 2))
     both(lambda net: setattr(net, "act", nn.LayerNorm(6)))
+    both(lambda net: setattr(net, "act", Counting()))
+    both(lambda net: setattr(net.act, "forward", torch.cos))
     # what is as plain as before is fused as before, with what is there now
     both(lambda net: setattr(net, "act", nn.SiLU()), expected=1)
     both(lambda net: setattr(net.act, "approximate", "tanh"), expected=1)

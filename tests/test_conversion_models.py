@@ -203,7 +203,7 @@ def make(name: str) -> tuple[nn.Module, Inputs]:
 
 
 def distance(model: nn.Module, other: nn.Module, inputs: Inputs) -> float:
-    wanted, found = main_output(model(*inputs)), main_output(other(*inputs))
+    wanted, found = main_output(model(*inputs)).detach(), main_output(other(*inputs)).detach()
     assert found.dtype == wanted.dtype
     return float((found - wanted).abs().max() / wanted.abs().max())
 

@@ -106,7 +106,7 @@ def _in_mode(parts: Collection[nn.Module], mode: Mode) -> Iterator[None]:
     try:
         for part in parts:
             part.training = part.training if training is None else training
-        with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
+        with torch.set_grad_enabled(grad is not False):
             yield
     finally:
         for part, was in before:
@@ -133,6 +133,7 @@ class _Tracer(fx.Tracer):
         self.traced_func_name = method
         self._inlined = inlined
         self._parameters = parameters
+        self._grad_mode = torch.is_grad_enabled()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m not in self._inlined
@@ -158,6 +159,12 @@ class _Tracer(fx.Tracer):
             return root_fn(*given, **keywords)
 
         return run, args
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() != self._grad_mode:
+            # within the forward of an autograd.Function too, whose backward a graph of its operations would not have
+            raise NotTraceableError("its code computes without gradients, or in a torch.autograd.Function")
+        return super().create_proxy(*args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and not self._is_in_module(a):

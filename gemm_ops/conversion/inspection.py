@@ -13,8 +13,8 @@ A trace sees one way through a method.  It stands for the method where nothing t
 * Any other parameter is fixed at its default: a call that gives another value is not for the trace.
 * Attributes of plain values and functions that the code names (``self.norm_first``, ``self.activation``) are remembered
   with the trace, and what the module has got of submodules and parameters.
-* What depends on the types of values, writes attributes or prints is not traced, as symbols have other types and are
-  traced once.
+* What depends on the types of values, writes attributes, prints, draws random numbers or enters a context (a ``with``
+  statement) is not traced, as symbols have other types, code is traced once, and a graph has no contexts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,13 @@ _REFUSED_GLOBALS = frozenset(
     {"isinstance", "issubclass", "type", "print", "input", "open", "random"}
     | {"locals", "globals", "vars", "setattr", "delattr", "exec", "eval"}
 )
-_REFUSED_STATE = frozenset({"is_autocast_enabled", "is_inference_mode_enabled", "get_autocast_dtype"})
+#: State that a trace would take for granted, random numbers that it would draw once, and memory that it would not save.
+_REFUSED_NAMES = frozenset(
+    {"is_autocast_enabled", "is_inference_mode_enabled", "get_autocast_dtype", "checkpoint"}
+    | {"rand", "randn", "randint", "randperm", "random", "uniform", "normal"}
+)
+#: How Python's versions from 3.10 on enter a context.
+_WITH = frozenset({"SETUP_WITH", "BEFORE_WITH", "SETUP_ASYNC_WITH", "BEFORE_ASYNC_WITH"})
 
 
 @dataclass(frozen=True)
@@ -108,8 +114,10 @@ def read_code(module: nn.Module, name: str) -> Reading:
                 of_self = following is not None and following.argval == "self"  # which is no symbol
                 if operation in ("LOAD_GLOBAL", "LOAD_NAME") and what in _REFUSED_GLOBALS and not of_self:
                     raise NotTraceableError(f"its code calls {what}")
-                if what in _REFUSED_STATE and "LOAD" in operation:
-                    raise NotTraceableError(f"its code asks {what}")
+                if what in _REFUSED_NAMES and operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"):
+                    raise NotTraceableError(f"its code calls {what}")
+                if operation in _WITH or what == "__enter__":
+                    raise NotTraceableError("its code has a with statement")
                 if operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"):
                     attributes.add(what)
     return Reading(frozenset(attributes), "is_grad_enabled" in attributes)

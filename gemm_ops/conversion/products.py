@@ -19,7 +19,7 @@ from torch.nn.modules import module as module_hooks
 #: The dtypes of weights that a fused call multiplies by; others are quantised.
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARAMETER_OR_NONE = (nn.Parameter, type(None))
 
 
 def product_kind(module: object) -> str | None:
@@ -54,19 +54,27 @@ def obstacle(module: nn.Module) -> str | None:
 
 def is_still(module: nn.Module, expected: type[nn.Module]) -> bool:
     """Whether a product is what :func:`obstacle` found fusable; asked at every call, so it builds no sentences."""
+    held = module._parameters
     return (
         type(module) is expected
         and "forward" not in module.__dict__
-        and type(module._parameters.get("weight")) is nn.Parameter
-        and "bias" in module._parameters
-        and type(module._parameters["bias"]) in (nn.Parameter, type(None))
+        and type(held.get("weight")) is nn.Parameter
+        and "bias" in held
+        and type(held["bias"]) in _PARAMETER_OR_NONE
         and not has_hooks(module)
     )
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling the module runs hooks, its own or those of all modules."""
-    return any(getattr(module, name) for name in _HOOKS) or bool(module_hooks._has_any_global_hook())
+    # written out: a fused call asks it every time
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or module_hooks._has_any_global_hook()
+    )
 
 
 def weight_matrix(module: nn.Module) -> Tensor:

@@ -25,8 +25,8 @@ from torch import fx, nn
 from epilogues import Epilogue, EpilogueError
 
 from .patterns import NAMES, Traits, classify, writes
-from .products import has_hooks, obstacle, product_kind
-from .steps import Given, Step, Value, build_epilogue, operands_read, references, stand_in
+from .products import obstacle, product_kind
+from .steps import Given, Step, Value, build_epilogue, operands_read, references, stand_in, step_obstacle
 
 #: Where a region ends at the latest.
 MOST_STEPS = 48
@@ -142,10 +142,8 @@ class _Growth:
         path = str(node.target)
         module = self.host.get_submodule(path)
         name = type(module).__name__
-        if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
-            raise EpilogueError(f"a {name}, which has parameters or buffers")
-        if any(has_hooks(part) or "forward" in part.__dict__ for part in module.modules()):
-            raise EpilogueError(f"a {name}, which has hooks or a forward of its own")
+        if reason := step_obstacle(module):
+            raise EpilogueError(reason)
         if getattr(module, "inplace", False) is True and (
             any(arg not in self.inside for arg in node.all_input_nodes) or len(node.all_input_nodes[0].users) > 1
         ):

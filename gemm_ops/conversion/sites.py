@@ -28,11 +28,14 @@ from epilogues.operand_shapes import fits, is_number
 from ..functional import matmul
 from .inspection import SIMPLE
 from .products import FLOATS, has_hooks, is_still, weight_matrix
-from .steps import Step, build_epilogue, operands_read, run_steps, stand_in
+from .steps import Step, build_epilogue, operands_read, run_steps, stand_in, step_obstacle
 
 _ANNOTATIONS: dict[Kind, Any] = {Kind.ROW: Row, Kind.COLUMN: Column, Kind.SCALAR: Scalar, Kind.AUX: Aux}
 _PLAIN = (Tensor, nn.Parameter)
 _SIXTEEN_OR_32 = (torch.float32, torch.float16, torch.bfloat16)
+
+#: What every module has in its ``__dict__``, and does not compute with.
+_INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 
 #: An epilogue and how many steps it is.
 Choice = tuple[Epilogue, int]
@@ -102,14 +105,14 @@ class FusedCall:
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             cast_to = torch.get_autocast_dtype(device)
         mixed = x.dtype != weight.dtype or (bias is not None and bias.dtype != weight.dtype)
-        if mixed and (cast_to is None or not {x.dtype, weight.dtype} <= {*_SIXTEEN_OR_32}):
+        if mixed and (cast_to is None or x.dtype not in _SIXTEEN_OR_32 or weight.dtype not in _SIXTEEN_OR_32):
             return None
         if weight.dtype not in FLOATS or x.device != weight.device or x.layout is not torch.strided or x.is_nested:
             return None
-        matrix = weight_matrix(product)
-        if matrix.shape[0] != x.shape[-1]:
+        n, k = weight.shape if issubclass(self.expected, nn.Linear) else reversed(weight.shape)
+        if k != x.shape[-1]:
             return None  # the module says it in PyTorch's words
-        shape = (*x.shape[:-1], matrix.shape[1])
+        shape = (*x.shape[:-1], n)
         facts = tuple(_facts(operand, shape, x) for operand in operands)
         states = tuple((module, *_state(module)) for module in modules)
         return (facts, states, x.dtype, weight.dtype, bias is None, cast_to, x.device)
@@ -132,8 +135,8 @@ class FusedCall:
             annotations.append(_ANNOTATIONS[fact[0]])
         for count in reversed(self.cuts):
             steps = self.steps[:count]
-            called = [part for step in steps if step.way == "module" for part in modules[step.target].modules()]
-            if self.reads[count] > len(annotations) or any(map(has_hooks, called)):
+            called = [modules[step.target] for step in steps if step.way == "module"]
+            if self.reads[count] > len(annotations) or any(map(step_obstacle, called)):
                 continue
             try:
                 epilogue = build_epilogue(steps, self.names, annotations, modules, has_bias=not no_bias)
@@ -196,9 +199,11 @@ def _kind(own: tuple[int, ...], shape: tuple[int, ...]) -> Kind | None:
 
 def _state(module: nn.Module) -> tuple[Any, ...]:
     """The plain values and functions that a step's module and its parts compute with, and whether they have hooks."""
-    parts = list(module.modules())
-    held = ((key, value) for part in parts for key, value in part.__dict__.items())
-    return (
-        *(has_hooks(part) for part in parts),
-        *((key, value) for key, value in held if type(value) in SIMPLE or callable(value)),
-    )
+    found: list[Any] = [has_hooks(module)]
+    for key, value in module.__dict__.items():
+        if key not in _INTERNAL and (type(value) in SIMPLE or callable(value)):
+            found.append((key, value))
+    for part in module._modules.values():
+        if part is not None:
+            found.append(_state(part))
+    return tuple(found)

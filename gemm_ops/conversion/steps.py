@@ -27,6 +27,9 @@ from torch import nn
 from epilogues import Epilogue, EpilogueError, Row
 from epilogues.builders import bias_activation, identity
 
+from .inspection import NotTraceableError, read_code
+from .products import has_hooks
+
 #: An operand's annotation: Row, Column, Scalar, Aux, or inspect.Parameter.empty where its shape is not known yet.
 Annotation = Any
 
@@ -159,6 +162,21 @@ def stand_in(module: nn.Module, *, training: bool | None = None) -> nn.Module:
         if getattr(part, "inplace", False) is True:
             vars(part)["inplace"] = False
     return copied if training is None else copied.train(training)
+
+
+def step_obstacle(module: nn.Module) -> str | None:
+    """Why a module cannot be a step, whatever it computes; None if it can."""
+    name = type(module).__name__
+    if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
+        return f"a {name}, which has parameters or buffers"
+    for part in module.modules():
+        if has_hooks(part) or "forward" in part.__dict__ or type(part).__call__ is not nn.Module.__call__:
+            return f"a {name}, which has hooks or a forward of its own"
+        try:
+            read_code(part, "forward")
+        except NotTraceableError as error:
+            return f"a {name}: {error}"
+    return None
 
 
 def _word(label: str) -> str:

@@ -232,6 +232,39 @@ def test_classification() -> None:
     assert not writes("__add__", {}) and not writes(F.relu, {"inplace": False}) and not writes("add", {"out": None})
 
 
+ACTIVATIONS = (
+    "ReLU ReLU6 GELU SiLU Mish ELU SELU CELU Hardswish Hardsigmoid Hardtanh LeakyReLU LogSigmoid Sigmoid Softplus",
+    "Softsign Tanh Tanhshrink Hardshrink Softshrink RReLU",
+)
+
+
+@pytest.mark.parametrize("name", [name for line in ACTIVATIONS for name in line.split()])
+def test_activations_of_pytorch(name: str, fused_calls: FusedCalls) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), getattr(nn, name)()).eval(), torch.randn(5, 6)
+    fused, _ = fuse_copy(model)
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 1
+
+
+def test_activations_of_transformers(fused_calls: FusedCalls) -> None:
+    """All but those with parameters, and the one that does nothing."""
+    reason = "the package transformers is not installed (extra test)"
+    table = pytest.importorskip("transformers.activations", reason=reason).ACT2FN
+    names, x = [name for name in table if name not in ("linear", "prelu", "xielu")], torch.randn(5, 6)
+    assert len(names) > 15
+    for name in names:
+        model = nn.Sequential(nn.Linear(6, 8), table[name])
+        fused, _ = fuse_copy(model)
+        assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 1, name  # noqa: B023
+
+
+def test_graph_modules(fused_calls: FusedCalls) -> None:
+    model, x = torch.fx.symbolic_trace(Gate().eval()), torch.randn(5, 6)
+    before = model(x)
+    fused, report = gemm_ops.fuse(model, inplace=True)
+    assert [each.pattern for each in report.fused] == ["activation + gate"]
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), before)) == 1
+
+
 def test_copy_and_in_place() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU())
     fused, report = gemm_ops.fuse(model)

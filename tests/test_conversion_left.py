@@ -568,6 +568,11 @@ def test_methods_of_what_does_not_trace(fused_calls: FusedCalls) -> None:
         def chunk(self, x: Tensor) -> Tensor:
             return self.act(self.fc(x))
 
+        def reset(self, x: Tensor) -> Tensor:
+            for parameter in self.parameters():
+                nn.init.zeros_(parameter)
+            return self.act(self.fc(x))
+
         @staticmethod
         def fc_of(x: Tensor) -> Tensor:
             return x

@@ -4,8 +4,8 @@
     >>> print(report)
     >>> unfuse(model)
 
-A *host* is a module whose own code calls products.  Its ``forward`` is traced; where that is not possible its other
-methods that mention a product are, such as ``_ff_block`` of ``nn.TransformerEncoderLayer``.  A submodule that returns
+A *host* is a module whose own code calls products.  Its ``forward`` is traced; where that is not possible the
+methods that it calls are, such as ``_ff_block`` of ``nn.TransformerEncoderLayer``.  A submodule that returns
 what a product gives, and whose result the host goes on computing with element by element (``x + self.mlp(x)``), is
 traced with its host.
 """
@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from torch import fx, nn
 
-from .graph_search import Mode, NotTraceableError, Traced, trace_method, traced_names
+from .graph_search import Mode, Traced, trace_method
+from .inspection import NotTraceableError, helpers_of_forward
 from .patterns import chosen_patterns
 from .products import features, has_hooks, obstacle, product_kind
 from .regions import Region, find_regions, grow, is_product
@@ -117,7 +118,7 @@ class _Conversion:
             return
         except NotTraceableError as error:
             self.untraced[host] = f"{type(host).__name__}.forward is not traced: {error}"
-        for method in traced_names(host, {path.partition(".")[0] for path in products}):
+        for method in helpers_of_forward(host, {path.partition(".")[0] for path in products}):
             try:
                 self.found[host, method] = self._look(host, method, ())
             except NotTraceableError:

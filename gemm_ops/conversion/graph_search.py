@@ -26,7 +26,7 @@ from torch import Tensor, fx, nn
 
 from epilogues.source import shortened
 
-from .inspection import REST, NotTraceableError, Parameter, method_of, read_code, read_guards, read_parameters
+from .inspection import REST, NotTraceableError, Parameter, read_code, read_guards, read_parameters
 
 #: Whether the module trains, and whether gradients are recorded; None where the method does not ask.
 Mode = tuple[bool | None, bool | None]
@@ -211,18 +211,3 @@ def _join_rest(graph: fx.Graph) -> fx.Graph:
         node.replace_all_uses_with(joined)
         graph.erase_node(node)
     return graph
-
-
-def traced_names(host: nn.Module, names: Collection[str]) -> list[str]:
-    """The methods of the host's class, but ``forward``, that mention one of the names, such as ``_ff_block``."""
-    found = []
-    for owner in type(host).__mro__:
-        if owner in (nn.Module, object):
-            break
-        for name in vars(owner):
-            if name in found or name == "forward" or name.startswith("__") or name in host.__dict__:
-                continue
-            with contextlib.suppress(NotTraceableError):
-                if set(method_of(host, name).__code__.co_names) & set(names):
-                    found.append(name)
-    return found

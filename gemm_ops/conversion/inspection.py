@@ -23,7 +23,7 @@ import ast
 import dis
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
@@ -138,6 +138,25 @@ def read_structure(module: nn.Module) -> tuple[tuple[str, bool], ...]:
         if isinstance(part, nn.ModuleList | nn.ModuleDict):
             held += read_structure(part)
     return tuple(held)
+
+
+def helpers_of_forward(module: nn.Module, names: Collection[str]) -> list[str]:
+    """The methods of the class that ``forward`` calls, itself or through others, and that mention one of the names.
+
+    No other methods: a trace runs them, and only of what ``forward`` calls is it known that it does no harm.
+    """
+    waiting, seen, found = ["forward"], {"forward"}, []
+    while waiting:
+        name = waiting.pop()
+        function = inspect.getattr_static(type(module), name, None)
+        if not isinstance(function, FunctionType) or function is getattr(nn.Module, name, None):
+            continue
+        mentioned = {other for code in _codes(inspect.unwrap(function).__code__) for other in code.co_names}
+        if name != "forward" and name not in module.__dict__ and mentioned & set(names):
+            found.append(name)
+        waiting += sorted(mentioned - seen)
+        seen |= mentioned
+    return sorted(found)
 
 
 def _functions(module: nn.Module, first: FunctionType) -> Iterator[FunctionType]:

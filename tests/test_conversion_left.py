@@ -183,6 +183,24 @@ class KeepsState(Net):
         return self.last
 
 
+class KeepsAList(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list[Tensor]] = {"h": []}
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act(self.fc(x))
+        self.seen["h"].append(h.detach())
+        return h
+
+
+class KeepsADictionary(KeepsAList):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act(self.fc(x))
+        self.seen["last"] = [h.detach()]
+        return h
+
+
 class AnyArguments(Net):
     def forward(self, *xs: Tensor) -> Tensor:
         return self.act(self.fc(xs[0]))
@@ -254,6 +272,8 @@ REASONS: dict[type[Net], str] = {
     Branches: "Branches.forward is not traced: TraceError: symbolically traced variables cannot be used",
     AsksTypes: "AsksTypes.forward is not traced: its code calls isinstance",
     KeepsState: "KeepsState.forward is not traced: its code writes last",
+    KeepsAList: "KeepsAList.forward is not traced: its code changes self.seen['h']",
+    KeepsADictionary: "KeepsADictionary.forward is not traced: its code changes self.seen",
     AnyArguments: "AnyArguments.forward is not traced: it takes any number of arguments, *xs",
     MakesATensor: "MakesATensor.forward is not traced: its code makes or closes over a tensor",
     Functional: "no code that was traced calls it",

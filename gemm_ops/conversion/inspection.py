@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import inspect
 import textwrap
 from collections.abc import Collection, Iterator
@@ -51,6 +52,10 @@ _REFUSED_GLOBALS = frozenset(
 _REFUSED_NAMES = frozenset(
     {"is_autocast_enabled", "is_inference_mode_enabled", "get_autocast_dtype", "checkpoint"}
     | {"rand", "randn", "randint", "randperm", "random", "uniform", "normal"}
+)
+#: Methods that change a list, a dictionary or a set.
+_CHANGING = frozenset(
+    {"append", "extend", "insert", "pop", "clear", "remove", "setdefault", "update", "appendleft", "popleft", "discard"}
 )
 #: How Python's versions from 3.10 on enter a context.
 _WITH = frozenset({"SETUP_WITH", "BEFORE_WITH", "SETUP_ASYNC_WITH", "BEFORE_ASYNC_WITH"})
@@ -105,6 +110,8 @@ def read_code(module: nn.Module, name: str) -> Reading:
     """
     attributes: set[str] = set()
     for function in _functions(module, method_of(module, name)):
+        if changed := _changed_container(function):
+            raise NotTraceableError(f"its code changes {changed}")
         for code in _codes(function.__code__):
             instructions = list(dis.get_instructions(code))
             for instruction, following in zip(instructions, [*instructions[1:], None], strict=True):
@@ -180,6 +187,35 @@ def _functions(module: nn.Module, first: FunctionType) -> Iterator[FunctionType]
                     waiting.append(place)
 
 
+@functools.lru_cache(maxsize=1024)
+def _changed_container(function: FunctionType) -> str | None:
+    """The list or dictionary of its module that a function writes into: ``self.seen.append(x)``; None for none."""
+    for node in ast.walk(_source_tree(function)):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            written: list[ast.expr] = [target.value for target in targets if isinstance(target, ast.Subscript)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+            written = [node.func.value]
+        else:
+            continue
+        for held in written:
+            root: ast.expr = held
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            if root is not held and isinstance(root, ast.Name) and root.id == "self":
+                return ast.unparse(held)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _source_tree(function: FunctionType) -> ast.AST:
+    """A function's source, parsed; nothing where there is none."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])
+
+
 def _is_filled(cell: Any) -> bool:
     try:
         return cell.cell_contents is not None
@@ -223,10 +259,7 @@ def read_parameters(module: nn.Module, name: str, inlined: frozenset[nn.Module])
 
 def _handed_on(module: nn.Module, function: FunctionType, inlined: frozenset[nn.Module]) -> set[str]:
     """The names that appear in the function's source only as arguments of calls of submodules."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-    except (OSError, TypeError, SyntaxError):  # no source: nothing is known
-        return set()
+    tree = _source_tree(inspect.unwrap(function))  # nothing is known where there is no source
     arguments: set[ast.AST] = set()
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         target = call.func

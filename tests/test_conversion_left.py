@@ -559,7 +559,10 @@ def test_grad_mode(fused_calls: FusedCalls) -> None:
 
     model, x = Asks(), torch.randn(5, 6)
     fused, report = gemm_ops.fuse(model)
-    assert {each.epilogue for each in report.fused} == {"act", "act, mul"}
+    assert {(each.epilogue, each.note) for each in report.fused} == {
+        ("act", "without gradients"),
+        ("act, mul", "with gradients"),
+    }
     for context in (contextlib.nullcontext(), torch.no_grad(), torch.inference_mode()):
         with context:
             _unfused(model, fused, x, fused_calls, 1)

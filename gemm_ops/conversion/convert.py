@@ -183,9 +183,7 @@ class _Conversion:
                     targets[str(region.product.target), region.labels] = region
             for (target, _), region in targets.items():
                 product = host.get_submodule(target)
-                always = all(region.labels in [each.labels for each in own] for own in found.regions.values())
-                note = "" if always and not region.in_evaluation else "in evaluation mode"
-                epilogue = ", ".join(_call_text(region))
+                note, epilogue = _note(found, region), ", ".join(_call_text(region))
                 fused.append(
                     Fused(_join(names[host], target), region.pattern, epilogue, *features(product), where, note)
                 )
@@ -239,6 +237,22 @@ def _ends_open(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> b
             return False
         node = node.args[0] if node.args else None
     return False
+
+
+def _note(found: _Found, region: Region) -> str:
+    """In which modes a region is fused; "" for all."""
+    call = (region.product.target, region.labels)
+    modes = [
+        mode for mode, own in found.regions.items() if call in [(each.product.target, each.labels) for each in own]
+    ]
+    training, grad = {mode[0] for mode in modes}, {mode[1] for mode in modes}
+    words = {
+        "in evaluation mode": region.in_evaluation or training == {False},
+        "in training mode": training == {True},
+        "with gradients": grad == {True},
+        "without gradients": grad == {False},
+    }
+    return ", ".join(word for word, holds in words.items() if holds)
 
 
 def _call_text(region: Region) -> Iterable[str]:

@@ -157,6 +157,16 @@ class ActivatesInPlace(Net):
         return self.fc(x).relu_()
 
 
+class ActivatesInPlaceWhatIsRead(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        return self.relu(h) + h
+
+
 class WritesBetween(Net):
     """The layer's input is no longer what it was where its result is used."""
 
@@ -268,6 +278,7 @@ REASONS: dict[type[Net], str] = {
     ReturnsBoth: "its result is what the method returns",
     AddsInPlace: "its result goes into iadd: which writes in place",
     ActivatesInPlace: "its result goes into relu_: which writes in place",
+    ActivatesInPlaceWhatIsRead: "its result goes into relu: a ReLU, which writes in place into a value that is read",
     WritesBetween: "add_, computed before its result is used, writes in place",
     Branches: "Branches.forward is not traced: TraceError: symbolically traced variables cannot be used",
     AsksTypes: "AsksTypes.forward is not traced: its code calls isinstance",
@@ -354,6 +365,32 @@ def test_hooks_of_all_modules(fused_calls: FusedCalls) -> None:
         assert fused_calls.during(lambda: fused(x)) == 0
         assert seen == [fused.fc, fused.act, fused]
     assert fused_calls.during(lambda: fused(x)) == 1
+
+
+def test_a_part_in_another_mode_than_its_host(fused_calls: FusedCalls) -> None:
+    """What is traced with its host is called by itself where only one of the two is in training."""
+
+    class Part(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x)
+            return -h if self.training else h
+
+    class Host(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = Part()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.fc(x))
+
+    model, x = Host(), torch.randn(5, 6)
+    fused, report = gemm_ops.fuse(model)
+    assert "forward" in {each.method for each in report.fused}
+    for host, part in ((True, True), (False, False), (True, False), (False, True)):
+        for net in (model, fused):
+            net.train(host)
+            net.fc.train(part)
+        _unfused(model, fused, x, fused_calls, 1 if part or host == part else 0)
 
 
 def test_attributes_that_change_after_fusing(fused_calls: FusedCalls) -> None:

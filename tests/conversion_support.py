@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import gemm_ops
 from epilogues import Epilogue
@@ -112,3 +113,30 @@ def fuse_copy(model: nn.Module, **options: Any) -> tuple[nn.Module, gemm_ops.con
     assert all(torch.equal(fused.state_dict()[name], value) for name, value in before.items())
     assert [type(module) for module in fused.modules()] == [type(module) for module in model.modules()]
     return fused, report
+
+
+class Net(nn.Module):
+    def __init__(self, fc: nn.Module | None = None) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6) if fc is None else fc
+        self.act = nn.GELU()
+        self.norm = nn.LayerNorm(6)
+        self.prelu = nn.PReLU()
+        self.dropout = nn.Dropout(0.5)
+        self.flag = False
+        self.function = F.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.fc(x))
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return F.relu(x)
+
+
+def check_calls(model: nn.Module, fused: nn.Module, x: Tensor, fused_calls: FusedCalls, expected: int = 0) -> None:
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == expected

@@ -5,6 +5,7 @@
 
 The layers, from the user down; each only knows those below it:
 
+``conversion/``          :func:`fuse`, :func:`unfuse`: whole models.
 ``modules``              :class:`FusedLinear`.
 ``sharded``              the same for a weight that is sharded over devices.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
@@ -30,6 +31,7 @@ Importing this package needs no GPU, no nvcc and no CUTLASS.
 
 from .build.cache import cache_folder
 from .build.compiler import build_kernel, build_kernels
+from .conversion import Fusion, fuse, unfuse
 from .dispatch import Decision
 from .errors import (
     BuildError,
@@ -50,6 +52,7 @@ __all__ = [
     "Decision",
     "FallbackWarning",
     "FusedLinear",
+    "Fusion",
     "LaunchError",
     "ProblemError",
     "ToolchainError",
@@ -60,7 +63,9 @@ __all__ = [
     "build_kernels",
     "cache_folder",
     "empty_padded",
+    "fuse",
     "linear",
     "matmul",
+    "unfuse",
     "use_backend",
 ]

@@ -1,0 +1,42 @@
+"""Conversion of whole models: what follows a linear layer becomes its GEMM's epilogue.
+
+    >>> model, report = gemm_ops.fuse(model)
+    >>> print(report)
+    >>> gemm_ops.unfuse(model)
+
+Contract
+--------
+* Nothing of the model is replaced but the code of methods that call linear layers: a method is traced with torch.fx,
+  the layer and the elementwise operations after it become one call, and the new code is set as an attribute of that
+  one module.  Classes, parameters, submodules, hooks of submodules and state-dict keys stay.  No layer becomes a
+  ``FusedLinear``: that would take apart what other code holds on to (tied layers, adapters, initialisers), and could
+  express neither a residual nor a gate.
+* Anything elementwise is recognised, by tracing it with the language of epilogues; there is no list of activations.
+* The new code runs where the trace stands for the method.  Other calls (an optional argument that the trace has at its
+  default, a flag that has changed, a hook on a layer) run the original method, and layers that are no longer plain
+  (pruned, parametrised, quantised, wrapped by an adapter) are called as they are.
+* Results are those of the original within its own rounding: a fused epilogue rounds once.
+
+Limits: numbers that code reads from other objects (``self.config.x``) are those of the time of :func:`fuse`; what code
+prints or warns it says while it is traced; a shallow copy of a module (``copy.copy``, ``nn.DataParallel``) calls the
+original's new code; weights of odd K are copied into padded rows at every call on a GPU, where a
+``FusedLinear`` keeps them so.
+
+============================  ===================================================================================
+``convert``                   :func:`fuse`, :func:`unfuse`: which modules are looked at, from the inside out
+``inspection``                what a method's code says before it is traced
+``graph_search``              its graphs, and the conditions under which they stand
+``regions`` ``patterns``      matches in a graph; what they are called
+``products``                  which modules multiply, and what keeps one from being fused
+``steps``                     what follows a product as data, that runs on tensors and traces to an epilogue
+``sites``                     a fused call: how much of its steps one GEMM can take
+``rewrite``                   generated code in the place of a method, and taking it off
+``report``                    what was fused, and what was left and why
+============================  ===================================================================================
+"""
+
+from .convert import Fusion, fuse, unfuse
+from .patterns import NAMES as PATTERN_NAMES
+from .report import Fused, Left, Report
+
+__all__ = ["Fused", "Fusion", "Left", "PATTERN_NAMES", "Report", "fuse", "unfuse"]

@@ -1,0 +1,213 @@
+"""Graphs of methods: torch.fx, with the submodules as leaves and the conditions under which a graph stands.
+
+    >>> traced = trace_method(mlp, "forward", inlined=())
+    >>> traced.graphs[mlp.training].nodes
+
+Contract
+--------
+* Submodules are leaves, which run as they are, with their hooks and flags, but those in ``inlined``.
+* A method that reads ``training``, or whether gradients are recorded, is traced in every mode; where that makes no
+  difference there is one graph.
+* Nothing of the model is changed: a tensor that is no parameter, buffer or attribute refuses the trace, which would put
+  it into the module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from epilogues.source import shortened
+
+from .inspection import REST, NotTraceableError, Parameter, read_code, read_guards, read_parameters
+
+#: Whether the module trains, and whether gradients are recorded; None where the method does not ask.
+Mode = tuple[bool | None, bool | None]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A plain value that a graph depends on: the attribute ``name`` of the submodule at ``path``."""
+
+    path: tuple[str, ...]
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The graphs of one method, and when they stand for it.
+
+    Attributes:
+        graphs: by mode; every mode that the method tells apart.
+        parameters: the method's.
+        guards: the plain values that the trace read.
+        inlined: the paths of the submodules whose forward is in the graphs.
+    """
+
+    graphs: dict[Mode, fx.Graph]
+    parameters: tuple[Parameter, ...]
+    guards: tuple[Guard, ...]
+    inlined: tuple[str, ...]
+
+
+def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> Traced:
+    """The graphs of a method.
+
+    Args:
+        inlined: the paths of submodules to trace too.
+
+    Raises:
+        NotTraceableError: if it has none, and why.
+    """
+    if isinstance(host, torch.jit.ScriptModule):
+        raise NotTraceableError("it is compiled by torch.jit")
+    parts = {"": host, **{path: host.get_submodule(path) for path in inlined}}
+    leaves_not = frozenset(part for path, part in parts.items() if path)
+    parameters = read_parameters(host, method, leaves_not)
+    guards: list[Guard] = []
+    asks_training = asks_grad = False
+    for path, part in parts.items():
+        if "forward" in part.__dict__ and not hasattr(part.__dict__["forward"], "original"):
+            raise NotTraceableError("its forward was replaced on the instance")
+        reading = read_code(part, "forward" if path else method)
+        asks_training |= "training" in reading.attributes
+        asks_grad |= reading.reads_grad_mode
+        where = tuple(path.split(".")) if path else ()
+        guards += [Guard(where, name, value) for name, value in read_guards(part, reading).items()]
+    graphs: dict[Mode, fx.Graph] = {}
+    for mode in itertools.product(_either(asks_training), _either(asks_grad)):
+        with _in_mode(parts.values(), mode):
+            graphs[mode] = _trace(host, method, leaves_not, parameters)
+    return Traced(_without_doubles(graphs), parameters, tuple(guards), tuple(inlined))
+
+
+def _either(asked: bool) -> tuple[bool | None, ...]:
+    return (False, True) if asked else (None,)
+
+
+def _without_doubles(graphs: dict[Mode, fx.Graph]) -> dict[Mode, fx.Graph]:
+    """One graph where all are the same."""
+    sources = {graph.python_code("self").src for graph in graphs.values()}
+    return {(None, None): next(iter(graphs.values()))} if len(sources) == 1 else graphs
+
+
+@contextlib.contextmanager
+def _in_mode(parts: Collection[nn.Module], mode: Mode) -> Iterator[None]:
+    before = [(part, part.training) for part in parts]
+    training, grad = mode
+    try:
+        for part in parts:
+            part.training = part.training if training is None else training
+        with torch.set_grad_enabled(grad is not False):
+            yield
+    finally:
+        for part, was in before:
+            part.training = was
+
+
+def _trace(host: nn.Module, method: str, inlined: frozenset[nn.Module], parameters: tuple[Parameter, ...]) -> fx.Graph:
+    try:
+        return _join_rest(_Tracer(method, inlined, parameters).trace(host))
+    except NotTraceableError:
+        raise
+    except Exception as error:  # user code met symbols: anything may come of it
+        sentence = next(iter(str(error).strip().splitlines()), "").partition(". ")[0]
+        raise NotTraceableError(f"{type(error).__name__}: {shortened(sentence, 120)}") from error
+
+
+class _Tracer(fx.Tracer):
+    """Traces a method of a module, its arguments by their roles."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, method: str, inlined: frozenset[nn.Module], parameters: tuple[Parameter, ...]) -> None:
+        super().__init__()
+        self.traced_func_name = method
+        self._inlined = inlined
+        self._parameters = parameters
+        self._grad_mode = torch.is_grad_enabled()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return m not in self._inlined
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        args: list[Any] = [self.root]
+        keywords: dict[str, Any] = {}
+        for parameter in self._parameters:
+            if parameter.role == "fixed":
+                continue
+            proxy = self.create_proxy("placeholder", parameter.name, (), {})
+            if parameter.role == "tensor" and parameter.positional:
+                args.append(proxy)
+            else:
+                keywords[parameter.name] = proxy
+
+        def run(*given: Any) -> Any:
+            return root_fn(*given, **keywords)
+
+        return run, args
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() != self._grad_mode:
+            # within the forward of an autograd.Function too, whose backward a graph of its operations would not have
+            raise NotTraceableError("its code computes without gradients, or in a torch.autograd.Function")
+        return super().create_proxy(*args, **kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor) and not self._is_in_module(a):
+            raise NotTraceableError("its code makes or closes over a tensor that is no attribute of the module")
+        return super().create_arg(a)
+
+    def _is_in_module(self, tensor: Tensor) -> bool:
+        held = itertools.chain(self.root.parameters(), self.root.buffers(), self.tensor_attrs)
+        return any(tensor is own for own in held)
+
+
+class _Proxy(fx.Proxy):
+    """A symbol that records ``x += y`` as what writes in place; torch.fx's own makes a sum of it."""
+
+
+def _recorded(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def update(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    return update
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul"):
+    setattr(_Proxy, f"__{_name}__", _recorded(getattr(operator, _name)))
+
+
+def call_with_rest(module: nn.Module, rest: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """The call of a submodule that hands the method's ``**kwargs`` on."""
+    return module(*args, **kwargs, **rest)
+
+
+def _join_rest(graph: fx.Graph) -> fx.Graph:
+    """Calls that hand ``**kwargs`` on, written so that they do."""
+    for node in list(graph.nodes):
+        if REST not in node.kwargs:
+            continue
+        if node.op != "call_module":
+            raise NotTraceableError("it hands its **kwargs on to what is no submodule")
+        kwargs = dict(node.kwargs)
+        rest = kwargs.pop(REST)
+        with graph.inserting_before(node):
+            module = graph.create_node("get_attr", node.target)
+            joined = graph.call_function(call_with_rest, (module, rest, *node.args), kwargs)
+        node.replace_all_uses_with(joined)
+        graph.erase_node(node)
+    return graph

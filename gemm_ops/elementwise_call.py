@@ -149,15 +149,6 @@ def runs_kernels(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def make_elementwise_plan(call: ElementwiseCall, walk: Walk) -> ElementwisePlan:
-    """The plan of a call, whose kernel is built and loaded if need be.
-
-    Raises:
-        BuildError: if the kernel has to be built and cannot be.
-    """
-    return ElementwisePlan(call.epilogue, call.tree, walk.spec, walk.layout, call.problem.device)
-
-
 def run_elementwise(
     x: Tensor,
     epilogue: Epilogue,
@@ -181,7 +172,7 @@ def run_elementwise(
     walk = find_walk(call)
     if isinstance(walk, str):
         return _compute_unfused(call, walk)
-    plan = make_elementwise_plan(call, walk)
+    plan = ElementwisePlan(epilogue, call.tree, walk.spec, walk.layout, call.problem.device)
     if key is not None:
         remember_plan(key, plan)
     return plan.run(call.x, call.in_memory, call.out)

@@ -63,11 +63,11 @@ def matmul(
         return _traced(a, b, epilogue, out, operands, padded_output)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     given = without_absent_bias(chosen, operands)
-    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
-    recorded = torch.is_grad_enabled() and tensors and product_needs(a, b, given) != ()
-    if recorded and out is None and not transformed and has_memory(a) and has_memory(b):
-        return results_of(multiply_recorded(*cast_as_autocast(a, b), chosen, given, padded_output))
-    if recorded or transformed:  # or refused, for out=
+    if not transformed and isinstance(a, Tensor) and isinstance(b, Tensor):
+        if out is None and has_memory(a) and has_memory(b):
+            return results_of(multiply_recorded(*cast_as_autocast(a, b), chosen, given, padded_output))
+        transformed = torch.is_grad_enabled() and product_needs(a, b, given) != ()  # by operations; refused, for out=
+    if transformed:
         return results_of(multiply_by_operations(a, b, chosen, given, out, padded_output))
     return results_of(multiply(a, b, chosen, given, out, padded_output))
 

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epilogues import Epilogue, EpilogueError
+from epilogues import Epilogue, EpilogueError, builders
 from epilogues.dtypes import torch_dtype
 from epilogues.gradients.backward import ACCUMULATOR
 from epilogues.tree import MAIN_OUTPUT, EpilogueTree
@@ -51,7 +51,7 @@ from .recording import keep_product, product_gradients
 _LIBRARY = torch.library.Library("gemm_ops", "DEF")
 _OPERANDS = "Tensor[] operands, float[] numbers, str given, str epilogue"
 _LIBRARY.define(
-    "apply(Tensor x, Tensor[] operands, float[] numbers, str given, str epilogue) -> Tensor[]",
+    f"apply(Tensor x, {_OPERANDS}) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -107,6 +107,8 @@ def flatten(
 
 def fill_given(results: dict[str, Tensor], out: Tensor | Mapping[str, Tensor] | None) -> dict[str, Tensor]:
     """The results by name, copied to what was given as ``out``.
+
+    Checks what :func:`gemm_ops.outputs.bind_outputs` does as far as a graph can: there are no addresses in it.
 
     Raises:
         ProblemError: where that is not what the results could have been written to.
@@ -214,39 +216,33 @@ def _needs(text: str) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
 
-@torch.library.impl(_LIBRARY, "matmul", "CompositeExplicitAutograd")
-def _matmul(
-    a: Tensor,
-    b: Tensor,
+def _call_of_matmul(
+    dtype: torch.dtype,
     operands: list[Tensor],
     numbers: list[float],
     given: str,
     epilogue: str,
     needs: str,
     padded_output: bool,
-) -> list[Tensor]:
+) -> tuple[Epilogue, dict[str, Tensor | float], bool]:
+    """What is computed, with what is stored for the backward; the operands; and whether outputs are padded."""
     chosen = epilogue_of(epilogue)
-    forward = storing_forward(chosen, _needs(needs), a.dtype)
+    return storing_forward(chosen, _needs(needs), dtype), _unflatten(chosen, operands, numbers, given), padded_output
+
+
+@torch.library.impl(_LIBRARY, "matmul", "CompositeExplicitAutograd")
+def _matmul(a: Tensor, b: Tensor, *arguments: Any) -> list[Tensor]:
+    forward, operands, padded_output = _call_of_matmul(a.dtype, *arguments)
     with torch.no_grad(), without_autocast(a.device.type):
-        results = multiply(a, b, forward, _unflatten(chosen, operands, numbers, given), None, padded_output)
+        results = multiply(a, b, forward, operands, None, padded_output)
     return [results[name] for name in forward.outputs]
 
 
 @torch.library.register_fake("gemm_ops::matmul", lib=_LIBRARY)
-def _matmul_fake(
-    a: Tensor,
-    b: Tensor,
-    operands: list[Tensor],
-    numbers: list[float],
-    given: str,
-    epilogue: str,
-    needs: str,
-    padded_output: bool,
-) -> list[Tensor]:
-    chosen = epilogue_of(epilogue)
+def _matmul_fake(a: Tensor, b: Tensor, *arguments: Any) -> list[Tensor]:
+    forward, operands, padded_output = _call_of_matmul(a.dtype, *arguments)
     problem = read_problem(a, b)
-    bind_operands(chosen.tree, _unflatten(chosen, operands, numbers, given), problem)
-    forward = storing_forward(chosen, _needs(needs), a.dtype)
+    bind_operands(forward.tree, operands, problem)
     *lead, n = problem.output_shape
     outputs = []
     for store in forward.tree.outputs:
@@ -268,8 +264,14 @@ def _setup_matmul(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
     _keep_names(ctx, epilogue, numbers, given)
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    identity = builders.identity()
+    found: list[Tensor] = torch.ops.gemm_ops.matmul(a, b, *flatten(identity.text, (), {}), "", False)
+    return found[0]
+
+
 def _backward_matmul(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    grad_a, grad_b, found = product_gradients(ctx, grads, _compute)
+    grad_a, grad_b, found = product_gradients(ctx, grads, _compute, _product)
     of_operands = [found.get(name) for name in ctx.tensor_names]
     return grad_a, grad_b, of_operands, ctx.of_numbers, None, None, None, None
 

@@ -1,65 +1,67 @@
 """The gradients of the two matrices of a product, from the product's.
 
-    >>> grad_x = gradient_of_a(grad, x.shape, weight.t())                # grad @ weight
-    >>> grad_weight = gradient_of_b(grad, x, (k, n), turned=True).t()    # grad.T @ x, contiguous
+    >>> grad_x = gradient_of_a(grad, x.shape, weight.t(), fused)                # grad @ weight
+    >>> grad_weight = gradient_of_b(grad, x, (k, n), fused, turned=True).t()    # grad.T @ x, contiguous
 
 Contract: in the matrices' dtype, summed over batch dimensions in which a matrix is repeated.  Where grad mode is on,
 and so the backward itself is recorded, PyTorch multiplies.  Else, for 16-bit matrices of which cuBLAS reads or writes
-one slowly (an odd extent), the fused kernels do, which copy such a matrix into padded rows first.
+one slowly (an odd extent), the fused kernels do, which copy such a matrix into padded rows first: directly, or in a
+graph by the operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from epilogues import builders
-
 from .elementwise_call import runs_kernels
-from .product_call import multiply
+
+#: Multiplies two matrices.
+Product = Callable[[Tensor, Tensor], Tensor]
 
 _ALIGNED_ELEMENTS = 8  # 16 bytes of 16-bit elements
 
 
-def gradient_of_a(grad: Tensor, shape: Sequence[int], b: Tensor) -> Tensor:
+def gradient_of_a(grad: Tensor, shape: Sequence[int], b: Tensor, fused: Product) -> Tensor:
     """The gradient of a.
 
     Args:
         grad: of the product, (..., M, N), or (..., N) where a is a vector.
         shape: of a.
         b: (..., K, N).
+        fused: multiplies two matrices by a fused kernel.
     """
     if len(shape) == 1:
         grad = grad.unsqueeze(-2)
-    found = times(grad, b.mT)
+    found = _times(grad, b.mT, fused)
     return found.sum_to_size(shape) if len(shape) > 1 else found.reshape(-1, shape[0]).sum_to_size(1, shape[0])[0]
 
 
-def gradient_of_b(grad: Tensor, a: Tensor, shape: Sequence[int], *, turned: bool) -> Tensor:
+def gradient_of_b(grad: Tensor, a: Tensor, shape: Sequence[int], fused: Product, *, turned: bool) -> Tensor:
     """The gradient of b.
 
     Args:
         grad: of the product, (..., M, N), or (..., N) where a is a vector.
         a: (..., M, K), or (K,).
         shape: of b, (..., K, N).
+        fused: multiplies two matrices by a fused kernel.
         turned: whether b lies in memory as a linear layer's weight, (N, K); so does its gradient then.
     """
     if a.ndim == 1:
         a, grad = a.unsqueeze(0), grad.unsqueeze(-2)
     if len(shape) == 2:  # all batches share it: one product
         a, grad = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
-    found = times(grad.mT, a).mT if turned else times(a.mT, grad)
+    found = _times(grad.mT, a, fused).mT if turned else _times(a.mT, grad, fused)
     return found.sum_to_size(shape)
 
 
-def times(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``."""
+def _times(a: Tensor, b: Tensor, fused: Product) -> Tensor:
     recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if recorded or not runs_kernels(a.device) or a.element_size() != 2 or not _is_slow(a, b):
         return torch.matmul(a, b)
-    return multiply(a, b, builders.identity(), {})["D"]
+    return fused(a, b)
 
 
 def _is_slow(a: Tensor, b: Tensor) -> bool:

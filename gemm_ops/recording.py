@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epilogues import Epilogue
+from epilogues import Epilogue, builders
 from epilogues.gradients.backward import ACCUMULATOR
+from epilogues.tree import MAIN_OUTPUT
 
 from .elementwise_call import run_elementwise
 from .fallback import without_autocast
@@ -35,44 +36,51 @@ from .gradients import (
     storing_forward,
 )
 from .product_call import multiply
-from .product_gradients import gradient_of_a, gradient_of_b
+from .product_gradients import Product, gradient_of_a, gradient_of_b
 
 
 def compute_recorded(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
     """The outputs of an epilogue over x by name; recorded where an argument requires grad and grad mode is on."""
-    if not (torch.is_grad_enabled() and needs_of(x, operands)):
+    needs = torch.is_grad_enabled() and needs_of(x, operands)
+    if not needs:
         return run_elementwise(x, epilogue, operands)
-    names = tuple(name for name in epilogue.operands if isinstance(operands[name], Tensor))
-    numbers = {name: operands[name] for name in epilogue.operands if name not in names}
-    results = _Apply.apply(epilogue, numbers, names, x, *(operands[name] for name in names))
+    names, others = _tensors_of(epilogue, operands)
+    results = _Apply.apply(epilogue, needs, others, names, x, *(operands[name] for name in names))
     return dict(zip(epilogue.outputs, results, strict=True))
+
+
+def _tensors_of(
+    epilogue: Epilogue, operands: Mapping[str, Tensor | float]
+) -> tuple[tuple[str, ...], dict[str, Tensor | float]]:
+    """The names of the operands that are tensors, and what else was given; whoever computes says what is amiss."""
+    names = tuple(name for name in epilogue.operands if isinstance(operands.get(name), Tensor))
+    return names, {name: value for name, value in operands.items() if name not in names}
 
 
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        epilogue, numbers, names, x, *tensors = arguments
-        operands = {**numbers, **dict(zip(names, tensors, strict=True))}
+        epilogue, needs, others, names, x, *tensors = arguments
+        operands = {**others, **dict(zip(names, tensors, strict=True))}
         results = run_elementwise(x, epilogue, operands)
-        keep(ctx, find_pass(epilogue, epilogue.outputs, needs_of(x, operands), x.dtype), x, operands, results)
+        keep(ctx, find_pass(epilogue, epilogue.outputs, needs, x.dtype), x, operands, results)
         ctx.tensor_names = names
         return tuple(results[name] for name in epilogue.outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         found = gradients(ctx, kept(ctx), grads, compute_recorded)
-        return None, None, None, found.get(ACCUMULATOR), *(found.get(name) for name in ctx.tensor_names)
+        return None, None, None, None, found.get(ACCUMULATOR), *(found.get(name) for name in ctx.tensor_names)
 
 
 def multiply_recorded(
     a: Tensor, b: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float], padded_output: bool = False
 ) -> dict[str, Tensor]:
     """The outputs of ``epilogue(a @ b)`` by name; recorded where an argument requires grad and grad mode is on."""
-    needs = product_needs(a, b, operands)
-    if not (torch.is_grad_enabled() and needs):
+    needs = torch.is_grad_enabled() and product_needs(a, b, operands)
+    if not needs:
         return multiply(a, b, epilogue, operands, None, padded_output)
-    names = tuple(name for name in epilogue.operands if isinstance(operands.get(name), Tensor))
-    others = {name: value for name, value in operands.items() if name not in names}
+    names, others = _tensors_of(epilogue, operands)
     results = _Multiply.apply(epilogue, needs, others, names, padded_output, a, b, *(operands[name] for name in names))
     return dict(zip(epilogue.outputs, results, strict=False))  # what was stored for the backward comes after
 
@@ -91,8 +99,12 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        grad_a, grad_b, found = product_gradients(ctx, grads, compute_recorded)
+        grad_a, grad_b, found = product_gradients(ctx, grads, compute_recorded, _product)
         return None, None, None, None, None, grad_a, grad_b, *(found.get(name) for name in ctx.tensor_names)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return multiply(a, b, builders.identity(), {})[MAIN_OUTPUT]
 
 
 def keep_product(
@@ -125,15 +137,22 @@ def keep_product(
 
 
 def product_gradients(
-    ctx: Any, grads: Sequence[Tensor | None], compute: Compute
+    ctx: Any, grads: Sequence[Tensor | None], compute: Compute, fused: Product
 ) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:
-    """The gradients of a, of b, and those of operands by name; None where none is needed."""
+    """The gradients of a, of b, and those of operands by name; None where none is needed.
+
+    Args:
+        ctx: as :func:`keep_product` left it.
+        grads: of the outputs, in order.
+        compute: computes the epilogues of the backward.
+        fused: multiplies two matrices by a fused kernel.
+    """
     saved = kept(ctx)
     found = gradients(ctx, saved, grads, compute)
     product = found.get(ACCUMULATOR)
     if product is None:
         return None, None, found
     a, b, (shape_a, shape_b) = saved.get(("matrix", "a")), saved.get(("matrix", "b")), ctx.shapes
-    grad_a = None if b is None else gradient_of_a(product, shape_a, b)
-    grad_b = None if a is None else gradient_of_b(product, a, shape_b, turned=ctx.turned)
+    grad_a = None if b is None else gradient_of_a(product, shape_a, b, fused)
+    grad_b = None if a is None else gradient_of_b(product, a, shape_b, fused, turned=ctx.turned)
     return grad_a, grad_b, found

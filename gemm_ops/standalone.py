@@ -65,10 +65,11 @@ def apply(
         return _traced(x, epilogue, out, operands)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     given = without_absent_bias(chosen, operands)
-    recorded = torch.is_grad_enabled() and isinstance(x, Tensor) and needs_of(x, given) != ()
-    if recorded and out is None and not transformed and has_memory(x):
-        return results_of(compute_recorded(x, chosen, given))
-    if recorded or transformed:  # or refused, for out=
+    if not transformed and isinstance(x, Tensor):
+        if out is None and has_memory(x):
+            return results_of(compute_recorded(x, chosen, given))
+        transformed = torch.is_grad_enabled() and needs_of(x, given) != ()  # operation by operation; refused, for out=
+    if transformed:
         return results_of(compute_by_operations(bind_elementwise(x, chosen, given, out)))
     return results_of(run_elementwise(x, chosen, given, out))
 

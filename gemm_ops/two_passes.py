@@ -19,7 +19,8 @@ from torch import Tensor
 
 from epilogues.dtypes import dtype_name, torch_dtype
 
-from .elementwise_call import ElementwiseCall, Walk, find_walk, make_elementwise_plan
+from .elementwise_call import ElementwiseCall, Walk, find_walk
+from .elementwise_plan import ElementwisePlan
 from .fallback import product, product_dtype, without_autocast
 from .outputs import empty_padded
 from .plan import made_current
@@ -56,9 +57,8 @@ class TwoPasses:
 
     def __init__(self, call: Call, walk: Walk) -> None:
         problem = call.problem
-        bound = ElementwiseCall(call.epilogue, call.tree, problem, call.a, None, call.given, call.operands, {})
         self.device = problem.device
-        self.tail = make_elementwise_plan(bound, walk)
+        self.tail = ElementwisePlan(call.epilogue, call.tree, walk.spec, walk.layout, problem.device)
         self.padded_shape = problem.output_shape if call.padded_output else None
 
     def run(

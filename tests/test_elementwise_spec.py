@@ -250,6 +250,18 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> int:
     return 77
 
 
+def launch(
+    spec: ElementwiseSpec,
+    layout: Layout,
+    x: torch.Tensor,
+    operands: list[torch.Tensor | float],
+    outputs: list[torch.Tensor],
+) -> None:
+    """What a plan does."""
+    block = runtime.fill_block(runtime.block_template(layout), x, operands, outputs)
+    runtime.start(runtime.load_elementwise(spec), block, outputs[0], spec.title)
+
+
 def call() -> tuple[Layout, torch.Tensor, list[torch.Tensor | float], list[torch.Tensor]]:
     x, bias = torch.empty(6, 41).bfloat16()[:, 1:], 0.3
     residual = torch.empty(40, 6).t()
@@ -265,7 +277,7 @@ def test_a_launch_hands_over_pointers_strides_and_numbers(stream: int, monkeypat
     monkeypatch.setitem(loading._loaded, BASE.key, library)
     for _ in range(2):  # a second time with other tensors: nothing of the first is left
         layout, x, operands, outputs = call()
-        runtime.launch(BASE, layout, x, operands, outputs)
+        launch(BASE, layout, x, operands, outputs)
         block, used = library.calls[-1]
         assert used == stream
         assert (block.columns, list(block.outer)) == (40, [6, 0, 0, 0, 0])
@@ -284,7 +296,7 @@ def test_a_launch_hands_over_pointers_strides_and_numbers(stream: int, monkeypat
 def test_a_launch_that_is_refused_says_why(stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loading._loaded, BASE.key, Library(9))
     with pytest.raises(LaunchError, match=r"^elementwise bf16 .* sm_90: CUDA says: error 9 \(shape \(6, 40\)\)$"):
-        runtime.launch(BASE, *call())
+        launch(BASE, *call())
 
 
 @pytest.mark.compile
@@ -297,7 +309,7 @@ def test_the_real_library_refuses_without_a_device(
     monkeypatch.setenv("GEMM_OPS_CACHE", str(tmp_path))
     monkeypatch.setattr(loading, "_loaded", {})
     with pytest.raises(LaunchError, match=r"CUDA says: .*(device|driver)"):
-        runtime.launch(BASE, *call())
+        launch(BASE, *call())
     assert runtime.load_elementwise(BASE) is loading._loaded[BASE.key]
 
 

@@ -339,3 +339,29 @@ def test_transforms_of_torch_func() -> None:
         found, expected = transform(loss)(plain, x), transform(other)(plain, x)
         for name in plain:
             torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_products_of_a_backward_at_odd_extents_are_fused_in_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cuBLAS is slow: by the kernels directly, and in a graph by the operator, not by PyTorch's operations."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from gemm_ops import product_gradients, recording
+
+    monkeypatch.setattr(product_gradients, "runs_kernels", lambda device: True)
+    fused: list[tuple[int, ...]] = []
+    direct = recording._product
+    monkeypatch.setattr(recording, "_product", lambda a, b: fused.append((*a.shape, b.shape[1])) or direct(a, b))
+
+    def step(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        result = linear(x, weight, "relu")
+        return torch.autograd.grad(result, (x, weight), torch.ones_like(result))  # type: ignore[arg-type]
+
+    for (m, n, k), count in (((16, 8, 24), 0), ((16, 7, 24), 2), ((16, 8, 23), 2)):
+        x, weight = leaf(m, k, dtype=torch.bfloat16), leaf(n, k, dtype=torch.bfloat16)
+        fused.clear()
+        expected = step(x, weight)
+        assert len(fused) == count, (m, n, k)
+        graph = make_fx(step)(x, weight)
+        targets = [node.target for node in graph.graph.nodes]
+        assert targets.count(torch.ops.gemm_ops.matmul.default) == 1 + count
+        torch.testing.assert_close(graph(x, weight), expected)

@@ -2,7 +2,8 @@
 
     >>> layout = plan_layout(shape, [view_of(x), view_of(bias)], [view_of(out)])
     >>> spec = ElementwiseSpec.of(tree, "bf16", layout, "90")
-    >>> launch(spec, layout, x, [bias], [out])              # gemm_ops.runtime.elementwise
+    >>> block = fill_block(block_template(layout), x, [bias], [out])        # gemm_ops.runtime.elementwise
+    >>> start(load_elementwise(spec), block, out, spec.title)
 
 The layers, in the order in which a call passes them:
 

@@ -2,7 +2,8 @@
 
     >>> layout = plan_layout(x.shape, [view_of(x, x.shape), view_of(bias, x.shape)], [view_of(out, x.shape)])
     >>> spec = ElementwiseSpec.of(tree, "bf16", layout, "90")
-    >>> launch(spec, layout, x, [bias], [out])
+    >>> block = fill_block(block_template(layout), x, [bias], [out])
+    >>> start(load_elementwise(spec), block, out, spec.title)
 
 Contract: the tensors are those that the layout was planned for, or others with the same strides and the same addresses
 modulo 32.  A launch goes to PyTorch's current stream of the device, needs no memory and does not synchronise, so it can
@@ -24,30 +25,6 @@ from ..elementwise.layout import Layout, Placement
 from ..elementwise.spec import ElementwiseSpec
 from ..errors import LaunchError
 from .loading import load_once, open_library
-
-
-def launch(
-    spec: ElementwiseSpec,
-    layout: Layout,
-    x: Tensor,
-    operands: Sequence[Tensor | float],
-    outputs: Sequence[Tensor],
-) -> None:
-    """Starts the kernel on the current stream of the outputs' device.
-
-    Args:
-        spec: the kernel, built and loaded if need be.
-        layout: how the tensors lie.
-        x: takes the accumulator's place.
-        operands: in the tree's order.
-        outputs: the main one first.
-
-    Raises:
-        BuildError: if the kernel cannot be built or loaded.
-        LaunchError: if the CUDA runtime refuses.
-    """
-    block = fill_block(block_template(layout), x, operands, outputs)
-    start(load_elementwise(spec), block, outputs[0], spec.title)
 
 
 def start(library: ctypes.CDLL, block: ElementwiseArguments, output: Tensor, title: str) -> None:

@@ -1,8 +1,11 @@
-"""What the CPU tests of ``gemm_ops`` share: resolved trees, and kernels of them."""
+"""What the CPU tests of ``gemm_ops`` share: resolved trees, kernels of them, and matrices that lie in some way."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import torch
+from torch import Tensor
 
 import epilogues as ep
 from epilogues import Aux, Column, Row, Scalar
@@ -29,3 +32,15 @@ def every_kind(acc, scale: Row, offset: Column, alpha: Scalar, residual: Aux):
     """All kinds of operands, two outputs of different dtypes, one of which reads the other."""
     z = acc * scale + offset
     return {"D": ep.gelu(z, approximate="tanh") * alpha + residual, "preact": ep.cast(z, "f32")}
+
+
+def aligned(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    tensor = torch.empty(rows, columns, dtype=dtype)
+    assert tensor.numel() == 0 or tensor.data_ptr() % 64 == 0
+    return tensor
+
+
+def shifted(rows: int, columns: int, elements: int) -> Tensor:
+    """Rows at an aligned distance that start a few elements after an aligned address."""
+    wide = -(-(columns + elements) // 8) * 8
+    return aligned(rows, wide)[:, elements : elements + columns]

@@ -21,7 +21,7 @@ from .gradients import product_needs, storing_forward
 from .plan import find_plan, plan_key, remember_plan
 
 #: Kinds of devices; asked for once, for PyTorch 2.11's compiler does not trace the question.
-_HAVE_AUTOCAST = frozenset(
+HAVE_AUTOCAST = frozenset(
     kind for kind in ("cpu", "cuda", "hpu", "mps", "mtia", "xpu") if torch.amp.is_autocast_available(kind)
 )
 
@@ -98,7 +98,7 @@ def cast_as_autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return a, b
     kind = a.device.type
     # asking whether it is enabled is an error for devices that have none, such as meta
-    if kind not in _HAVE_AUTOCAST or not torch.is_autocast_enabled(kind):
+    if kind not in HAVE_AUTOCAST or not torch.is_autocast_enabled(kind):
         return a, b
     dtype = torch.get_autocast_dtype(kind)
     eligible = (torch.float32, torch.float16, torch.bfloat16)

@@ -26,6 +26,7 @@ from epilogues.builders import cast
 from epilogues.operand_shapes import fits, is_number
 
 from ..functional import matmul
+from ..product_call import HAVE_AUTOCAST
 from .inspection import SIMPLE
 from .products import FLOATS, has_hooks, is_still, weight_matrix
 from .steps import Step, build_epilogue, operands_read, run_steps, stand_in, step_obstacle
@@ -102,7 +103,7 @@ class FusedCall:
         assert weight is not None
         device = x.device.type
         cast_to = None
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        if device in HAVE_AUTOCAST and torch.is_autocast_enabled(device):
             cast_to = torch.get_autocast_dtype(device)
         mixed = x.dtype != weight.dtype or (bias is not None and bias.dtype != weight.dtype)
         if mixed and (cast_to is None or x.dtype not in _SIXTEEN_OR_32 or weight.dtype not in _SIXTEEN_OR_32):

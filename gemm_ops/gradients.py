@@ -22,14 +22,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from epilogues import Epilogue, EpilogueError
 from epilogues.dtypes import DTYPES, dtype_name
-from epilogues.gradients.backward import ACCUMULATOR, Backward, BackwardPass
+from epilogues.gradients.backward import ACCUMULATOR, Backward
 from epilogues.gradients.chain_rule import free_name
 from epilogues.gradients.derivative import derivative
 from epilogues.tree import Accumulator, Operand, Store
@@ -61,10 +61,26 @@ def storing_forward(epilogue: Epilogue, needs: tuple[str, ...], dtype: torch.dty
     return derivative(epilogue, needs, dtype=_short(dtype)).forward if needs else epilogue
 
 
+class Look(NamedTuple):
+    """What a backward knows of a tensor whose elements it does not read."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Look:
+        return cls(tensor.shape, tensor.dtype, tensor.device)
+
+    def zeros(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Zeros of that look, or of another dtype."""
+        return torch.zeros(self.shape, dtype=dtype or self.dtype, device=self.device)
+
+
 def keep(
     ctx: Any,
     whole: Pass,
-    x: Tensor,
+    x: Tensor | Look,
     operands: Mapping[str, Tensor | float],
     results: Mapping[str, Tensor],
     matrices: Mapping[str, Tensor] | None = None,
@@ -74,29 +90,28 @@ def keep(
     Args:
         ctx: of an autograd node whose inputs and outputs the tensors are.
         whole: the backward from those outputs that gradients come from, unless the backward is differentiated in turn.
-        x: what takes the accumulator's place, or of a product a tensor that looks like it.
+        x: what takes the accumulator's place; of a product, which is nowhere in memory, its look.
         operands: of the forward.
         results: the outputs, by name.
         matrices: what else to keep, by name.
     """
     ctx.set_materialize_grads(False)
     ctx.backward_pass = whole
-    tensors = {("x", ""): x, **{("operand", name): value for name, value in operands.items()}}
-    tensors |= {("output", name): value for name, value in results.items()}
-    saved = {key: tensor for key, tensor in tensors.items() if key in whole.reads and isinstance(tensor, Tensor)}
-    saved |= {("matrix", name): value for name, value in (matrices or {}).items()}
+    saved: dict[tuple[str, str], Tensor] = {}
+    for role, name in whole.reads:
+        value = x if role == "x" else (operands if role == "operand" else results)[name]
+        if isinstance(value, Tensor):
+            saved[role, name] = value
+    if matrices:
+        saved |= {("matrix", name): value for name, value in matrices.items()}
     ctx.saved_keys = tuple(saved)
     ctx.save_for_backward(*saved.values())
-    # of what is not read, the shape and the dtype are
-    ctx.x_like = look_alike(x)
-    likes = {name: look_alike(value) if isinstance(value, Tensor) else value for name, value in operands.items()}
-    ctx.operands_like = likes
+    # of what is not read, the look is; a tensor made to look alike would cost an allocation on every call
+    ctx.x_look = x if isinstance(x, Look) else Look.of(x)
+    ctx.operand_looks = {
+        name: Look.of(value) if isinstance(value, Tensor) else value for name, value in operands.items()
+    }
     ctx.output_dtypes = {name: value.dtype for name, value in results.items()}
-
-
-def look_alike(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """One element that looks like a tensor of the dtype and device of this one, and of its shape or another."""
-    return tensor.new_empty(()).expand(tensor.shape if shape is None else tuple(shape))
 
 
 def kept(ctx: Any) -> dict[tuple[str, str], Tensor]:
@@ -129,10 +144,8 @@ def gradients(
         chosen = whole
         for name in whole.outputs:
             if name not in present:
-                present[name] = torch.zeros_like(ctx.x_like, dtype=ctx.output_dtypes[name])
-    operands = {name: saved.get(("operand", name), like) for name, like in ctx.operands_like.items()}
-    results = {name: value for (role, name), value in saved.items() if role == "output"}
-    return chosen.run(present, saved.get(("x", ""), ctx.x_like), operands, results, compute)
+                present[name] = ctx.x_look.zeros(ctx.output_dtypes[name])
+    return chosen.run(present, saved, ctx.x_look, ctx.operand_looks, compute)
 
 
 @dataclass(frozen=True)
@@ -153,6 +166,9 @@ class Pass:
     dtype: torch.dtype
     with_x: bool = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_epilogues", {})
+
     @functools.cached_property
     def reads(self) -> frozenset[tuple[str, str]]:
         """What the backward reads: ("x", ""), ("operand", name) and ("output", name) of the forward."""
@@ -168,44 +184,52 @@ class Pass:
     def run(
         self,
         grads: Mapping[str, Tensor],
-        x: Tensor,
-        operands: Mapping[str, Tensor | float],
-        results: Mapping[str, Tensor],
+        saved: Mapping[tuple[str, str], Tensor],
+        x: Look,
+        operands: Mapping[str, Look | float],
         compute: Compute,
     ) -> dict[str, Tensor]:
         """The gradients by name.
 
         Args:
             grads: of each of ``outputs``.
-            x, operands: what the forward was given; what is not in :attr:`reads` needs no more than shape and dtype.
-            results: what it computed, by name; those in :attr:`reads`.
+            saved: the tensors among :attr:`reads`.
+            x, operands: what the forward was given.
             compute: computes the epilogues of the backward.
         """
         backward, name = self._backward
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        saved = {**results, name: x}
+        results = {key: value for (role, key), value in saved.items() if role == "output"}
+        if ("x", "") in saved:
+            results[name] = saved["x", ""]
+        given_to_forward: dict[str, Tensor | float] = {
+            key: value for key, value in operands.items() if not isinstance(value, Look)
+        }
+        given_to_forward |= {key: value for (role, key), value in saved.items() if role == "operand"}
         found: dict[str, Tensor] = {}
-        for one in backward.passes:
-            given = one.operands(grads, saved, operands)
+        for place, one in enumerate(backward.passes):
+            given = one.operands(grads, results, given_to_forward)
             start = grads[one.gradient_of]
             # an fp64 call whose output is not: the rest of the backward is fp64
             start = start.to(wide) if wide == torch.float64 else start
-            epilogue, outputs = self._epilogue(one, operands)
+            epilogue, outputs = self._epilogue(place, operands)
             values = compute(start, epilogue, given)
             for gradient in one.gradients:
                 raw = values[outputs[gradient.target]]
                 if gradient.target == ACCUMULATOR:
                     value = raw.to(x.dtype)
                 else:
-                    value = gradient.of(operands[gradient.target], raw, wide)
+                    look = operands[gradient.target]
+                    shape, dtype = (look.shape, look.dtype) if isinstance(look, Look) else ((), wide)
+                    value = gradient.summed(raw, shape, dtype, wide)
                 if value is not raw and value.numel() == raw.numel():
                     value = value.clone()  # may be a view of what is another gradient, and autograd adds in place
                 found[gradient.target] = value
         reached = self._reached
         for target in backward.zero:
             like = x if target == ACCUMULATOR else operands[target]
-            if target in reached and isinstance(like, Tensor):  # else there is no gradient, which is not one of zero
-                found[target] = torch.zeros_like(like)
+            if target in reached and isinstance(like, Look):  # else there is no gradient, which is not one of zero
+                found[target] = like.zeros()
         return found
 
     @functools.cached_property
@@ -228,18 +252,23 @@ class Pass:
         with_x = Epilogue.from_tree(replace(tree, outputs=outputs), self.forward.name)
         return derivative(with_x, self.needs, outputs=self.outputs, dtype=short, store=False), name
 
-    def _epilogue(self, one: BackwardPass, operands: Mapping[str, Tensor | float]) -> tuple[Epilogue, dict[str, str]]:
+    def _epilogue(self, place: int, operands: Mapping[str, Look | float]) -> tuple[Epilogue, dict[str, str]]:
         """A pass's epilogue with each output in the dtype of what it is the gradient of, and each target's output.
 
         What is to be summed shares an output only if that has the dtype of what it is the gradient of: a bias in fp32
         beside an x in 16 bits gets terms of its own, in fp32.
         """
-        kinds: dict[str, tuple[str, str | None, bool]] = {}
-        for gradient in one.gradients:
-            given = None if gradient.target == ACCUMULATOR else operands[gradient.target]
-            dtype = given.dtype if isinstance(given, Tensor) else self.dtype
-            kinds[gradient.target] = gradient.output, _short(dtype), gradient.over == ()
-        return _stored_as(one.epilogue, tuple(kinds.items()), self.dtype == torch.float64)
+        one = self._backward[0].passes[place]
+        looks = [None if gradient.target == ACCUMULATOR else operands[gradient.target] for gradient in one.gradients]
+        dtypes = tuple(look.dtype if isinstance(look, Look) else self.dtype for look in looks)
+        known: dict[Any, tuple[Epilogue, dict[str, str]]] = self._epilogues  # type: ignore[attr-defined]
+        if (place, dtypes) not in known:
+            kinds = {
+                gradient.target: (gradient.output, _short(dtype), gradient.over == ())
+                for gradient, dtype in zip(one.gradients, dtypes, strict=True)
+            }
+            known[place, dtypes] = _stored_as(one.epilogue, tuple(kinds.items()), self.dtype == torch.float64)
+        return known[place, dtypes]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -250,7 +279,6 @@ def find_pass(
     return Pass(epilogue, outputs, needs, dtype, with_x)
 
 
-@functools.lru_cache(maxsize=4096)
 def _stored_as(
     epilogue: Epilogue, kinds: tuple[tuple[str, tuple[str, str | None, bool]], ...], double: bool
 ) -> tuple[Epilogue, dict[str, str]]:

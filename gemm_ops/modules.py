@@ -127,7 +127,7 @@ class FusedLinear(nn.Linear):
             if "bias" in operands:
                 raise EpilogueError("operand bias: the layer gives its own, got another with the call")
             operands["bias"] = self.bias
-        if not torch.compiler.is_compiling() and stands_for_others(self.weight):
+        if stands_for_others(self.weight):
             from torch.distributed.tensor import DTensor  # a second's import, which only those need who have it already
 
             if isinstance(self.weight, DTensor):

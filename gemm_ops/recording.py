@@ -26,11 +26,11 @@ from .elementwise_call import run_elementwise
 from .fallback import without_autocast
 from .gradients import (
     Compute,
+    Look,
     find_pass,
     gradients,
     keep,
     kept,
-    look_alike,
     needs_of,
     product_needs,
     storing_forward,
@@ -131,7 +131,7 @@ def keep_product(
     matrices = {"a": a} if b.requires_grad else {}
     matrices |= {"b": b} if a.requires_grad else {}
     whole = find_pass(forward, outputs, needs, a.dtype, with_x=False)
-    keep(ctx, whole, look_alike(a, results[outputs[0]].shape), operands, results, matrices)
+    keep(ctx, whole, Look(results[outputs[0]].shape, a.dtype, a.device), operands, results, matrices)
     ctx.shapes = a.shape, b.shape
     ctx.turned = b.stride(-2) == 1 != b.stride(-1)
 

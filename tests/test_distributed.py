@@ -127,3 +127,29 @@ def compare_sharded(rank: int, meeting: str) -> None:
 
 def test_tensor_parallelism_gives_the_layer_in_one_piece(tmp_path: Path) -> None:
     mp.spawn(compare_sharded, (str(tmp_path / "meeting"),), nprocs=WORLD)
+
+
+def compile_sharded(rank: int, meeting: str) -> None:
+    """Two layers sharded over two processes, compiled without graph breaks, beside them in one piece."""
+    meet(rank, meeting)
+    torch.manual_seed(0)
+    model = nn.Sequential(FusedLinear(6, 8, epilogue="gelu"), FusedLinear(8, 6, epilogue="silu"))
+    alone, x = copy.deepcopy(model), torch.randn(4, 6)
+    parallelize_module(model, init_device_mesh("cpu", (WORLD,)), {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for each in (compiled, alone):
+        each(x).square().sum().backward()
+    torch.testing.assert_close(compiled(x), alone(x))
+    with torch.profiler.profile() as profile:
+        compiled(x)
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["gemm_ops::matmul"] == 2, "a fused product for each layer"
+    assert calls["gemm_ops::apply"] == 1, "what follows the all-reduce"
+    for parameter, other in zip(model.parameters(), alone.parameters(), strict=True):
+        assert isinstance(parameter.grad, DTensor)
+        torch.testing.assert_close(parameter.grad.full_tensor(), other.grad)
+    leave()
+
+
+def test_tensor_parallelism_compiles(tmp_path: Path) -> None:
+    mp.spawn(compile_sharded, (str(tmp_path / "meeting"),), nprocs=WORLD)

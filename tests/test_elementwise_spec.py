@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -246,7 +245,7 @@ class Library:
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    monkeypatch.setattr(runtime, "current_stream", lambda device: 77)
     return 77
 
 

@@ -27,6 +27,7 @@ Contract
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -103,10 +104,9 @@ class Gradient:
         Raises:
             BroadcastError: if the shape is not one that the operand can have.
         """
-        *m_shape, n = accumulator
-        kind = next(kind for kind, over in SUMMED_OVER.items() if over == self.over)
-        kind = bind_kind(Operand(self.target, kind, 0), tuple(shape), tuple(m_shape), n)
-        return repeated_dims(spread_shape(kind, tuple(shape), tuple(m_shape), n), tuple(accumulator))
+        known = all(type(extent) is int for extent in (*shape, *accumulator))  # those of a graph may be symbols
+        dims = _cached_dims if known else _dims
+        return dims(self.target, self.over, tuple(shape), tuple(accumulator))
 
     def of(self, operand: Tensor | float, terms: Tensor, compute_dtype: torch.dtype = torch.float32) -> Tensor:
         """The gradient of an operand, in its shape and dtype.
@@ -116,17 +116,41 @@ class Gradient:
             terms: the output of the pass.
             compute_dtype: what to sum in.
         """
-        shape = operand.shape if isinstance(operand, Tensor) else ()
+        if isinstance(operand, Tensor):
+            return self.summed(terms, operand.shape, operand.dtype, compute_dtype)
+        return self.summed(terms, (), compute_dtype, compute_dtype)
+
+    def summed(
+        self, terms: Tensor, shape: Sequence[int], dtype: torch.dtype, compute_dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """The gradient of an operand of a shape and a dtype, as :meth:`of` has it.
+
+        >>> gradient.summed(outputs["D"], bias.shape, bias.dtype)
+        """
         dims = self.dims(shape, terms.shape)
         if dims:  # of no dimensions, sum means all
-            terms = terms.sum(dims, dtype=compute_dtype)
+            # PyTorch sums 16-bit terms in fp32 and rounds once: with a sum in fp32 the cast would be a kernel more
+            same = terms.dtype == dtype and dtype.itemsize == 2 and compute_dtype == torch.float32
+            terms = terms.sum(dims) if same else terms.sum(dims, dtype=compute_dtype)
         # the terms themselves where they are it: autograd minds two gradients that are one tensor, not two views of one
-        terms = terms if terms.shape == shape else terms.reshape(shape)
-        return terms.to(operand.dtype if isinstance(operand, Tensor) else compute_dtype)
+        terms = terms if terms.shape == tuple(shape) else terms.reshape(shape)
+        return terms.to(dtype)
 
     def __str__(self) -> str:
         how = "summed over what its kind says" if self.over is None else f"summed over {' and '.join(self.over)}"
         return f"{self.target}: output {self.output}" + (f", {how}" if self.over != () else "")
+
+
+def _dims(
+    target: str, over: tuple[str, ...] | None, shape: tuple[int, ...], accumulator: tuple[int, ...]
+) -> tuple[int, ...]:
+    *m_shape, n = accumulator
+    kind = next(kind for kind, summed in SUMMED_OVER.items() if summed == over)
+    kind = bind_kind(Operand(target, kind, 0), shape, tuple(m_shape), n)
+    return repeated_dims(spread_shape(kind, shape, tuple(m_shape), n), accumulator)
+
+
+_cached_dims = functools.lru_cache(maxsize=4096)(_dims)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from ..elementwise.arguments import ElementwiseArguments
@@ -25,6 +24,7 @@ from ..elementwise.layout import Layout, Placement
 from ..elementwise.spec import ElementwiseSpec
 from ..errors import LaunchError
 from .loading import load_once, open_library
+from .streams import current_stream
 
 
 def start(library: ctypes.CDLL, block: ElementwiseArguments, output: Tensor, title: str) -> None:
@@ -34,7 +34,7 @@ def start(library: ctypes.CDLL, block: ElementwiseArguments, output: Tensor, tit
         LaunchError: if the CUDA runtime refuses; says the kernel's title.
     """
     device = output.device
-    code = library.elementwise_run(ctypes.byref(block), torch.cuda.current_stream(device).cuda_stream)
+    code = library.elementwise_run(ctypes.byref(block), current_stream(device))
     if code != 0:
         words = library.elementwise_error_text(code).decode()
         raise LaunchError(f"{title}: CUDA says: {words} (shape {tuple(output.shape)})")

@@ -19,6 +19,7 @@ from ..errors import LaunchError
 from ..kernels.spec import KernelSpec
 from .abi import GemmArguments
 from .loading import load_once, open_library
+from .streams import current_stream
 
 _FUNCTIONS = ("gemm_workspace_size", "gemm_run", "gemm_status_text", "gemm_cuda_error_text")
 
@@ -55,7 +56,7 @@ class Kernel:
         """
         # kept until after the launch; freed in stream order, as any temporary of PyTorch's own operators
         workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=device) if workspace_bytes else None
-        stream = torch.cuda.current_stream(device).cuda_stream
+        stream = current_stream(device)
         pointer = None if workspace is None else workspace.data_ptr()
         code = self._run(ctypes.byref(arguments), pointer, stream)
         if code != 0:

@@ -22,6 +22,7 @@ from ..errors import LaunchError, ToolchainError
 from ..kernels.pad_spec import PadSpec
 from .abi import PadArguments
 from .loading import load_once, open_library
+from .streams import current_stream
 
 
 def pad_rows(source: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ def pad_rows(source: Tensor) -> Tensor:
         row_bytes=columns * size,
         multiprocessors=_multiprocessors(source.device),
     )
-    stream = torch.cuda.current_stream(source.device).cuda_stream
+    stream = current_stream(source.device)
     if code := kernel.pad_rows_run(ctypes.byref(arguments), stream):
         words = kernel.pad_rows_error_text(code).decode()
         raise LaunchError(f"copy into padded rows: CUDA says: {words} (shape {tuple(source.shape)})")

@@ -452,3 +452,21 @@ def test_a_training_step_goes_down() -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(6, 6), nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        return x + self.second(self.norm(x))
+
+
+def test_result_of_one_region_is_operand_of_the_next() -> None:
+    """As in a block of timm's ViT, whose two residual additions are in one method."""
+    model, x = Chain(), torch.randn(3, 6)
+    fused, report = fuse_copy(model)
+    assert [each.pattern for each in report.fused] == ["residual", "residual"]
+    torch.testing.assert_close(fused(x), model(x))

@@ -171,6 +171,7 @@ def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode,
 
 
 def _code(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> Code:
+    replaced: dict[fx.Node, fx.Node] = {}  # the end of one region may be an operand of the next
     for number, region in enumerate(regions, start=1):
         last, product = region.nodes[-1], region.product
         expected = type(host.get_submodule(str(product.target)))
@@ -178,8 +179,10 @@ def _code(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> Code:
         with graph.inserting_before(last):
             module = graph.create_node("get_attr", str(product.target))
             called = tuple(graph.create_node("get_attr", path) for path in region.modules)
-            fused = graph.call_function(call, (module, called, product.args[0], *region.operands))
+            operands = [replaced.get(operand, operand) for operand in region.operands]
+            fused = graph.call_function(call, (module, called, product.args[0], *operands))
         last.replace_all_uses_with(fused)
+        replaced[last] = fused
         for node in (*reversed(region.nodes), product):
             graph.erase_node(node)
     made = graph.python_code("self")

@@ -7,6 +7,7 @@ The layers, from the user down; each only knows those below it:
 
 ``conversion/``          :func:`fuse`, :func:`unfuse`: whole models.
 ``modules``              :class:`FusedLinear`.
+``adapters``             LoRA and its kin on one: what they add comes before the epilogue.
 ``sharded``              the same for a weight that is sharded over devices.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
 ``standalone``           :func:`apply`: an epilogue without a product.
@@ -29,6 +30,7 @@ The layers, from the user down; each only knows those below it:
 Importing this package needs no GPU, no nvcc and no CUTLASS.
 """
 
+from .adapters import epilogue_last
 from .build.cache import cache_folder
 from .build.compiler import build_kernel, build_kernels
 from .conversion import Fusion, fuse, unfuse
@@ -63,6 +65,7 @@ __all__ = [
     "build_kernels",
     "cache_folder",
     "empty_padded",
+    "epilogue_last",
     "fuse",
     "linear",
     "matmul",

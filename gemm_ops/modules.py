@@ -10,6 +10,8 @@ It is an ``nn.Linear`` (constructor, parameters, initialisation, state dict) who
 Where gradients are wanted the forward pass is fused too, and stores what the backward reads; the backward is one
 elementwise kernel, the two products, and sums (:mod:`gemm_ops.recording`).
 
+Within an adapter (LoRA and its kin) the epilogue follows what the adapter adds (:mod:`gemm_ops.adapters`).
+
 A layer that ``parallelize_module`` has sharded computes as :mod:`gemm_ops.sharded` has it.
 
 On a CUDA device a 16-bit weight whose rows are not multiples of 16 bytes (an odd K) is kept in padded rows while the
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 
 from epilogues import Epilogue, EpilogueError, Kind
 
+from . import adapters
 from .addressing.views import ACCESS_BYTES, address_of, pitch_of, stands_for_others
 from .arguments import EpilogueLike, Outputs, as_epilogue
 from .functional import linear
@@ -40,6 +43,10 @@ class FusedLinear(nn.Linear):
 
         >>> layer = FusedLinear(1024, 4096, epilogue=ep.builders.residual())
         >>> y = layer(x, residual=x0)                 # the epilogue's other operands are keywords
+
+    Adapters of peft change what the epilogue takes, not what it gives: ``epilogue(x @ (weight + B @ A).T)``, merged or
+    not.  So does another wrapper that calls :func:`gemm_ops.epilogue_last`.  What others add to the layer's result
+    comes after the epilogue, and code that multiplies by the weight itself leaves it out; neither can be noticed.
 
     Args:
         in_features: K.
@@ -56,6 +63,9 @@ class FusedLinear(nn.Linear):
     Raises:
         ValueError: if the layer has a bias that the epilogue has no operand for.
     """
+
+    #: Set where an adapter holds the layer; see :mod:`gemm_ops.adapters`.
+    within_adapter = False
 
     def __init__(
         self,
@@ -123,6 +133,8 @@ class FusedLinear(nn.Linear):
         Returns:
             (..., out_features), or a dictionary of such tensors if the epilogue has several outputs.
         """
+        if self.within_adapter and adapters.calling_mode(self) == adapters.BARE:
+            return self._forward_bare(input, operands)
         if self.bias is not None:
             if "bias" in operands:
                 raise EpilogueError("operand bias: the layer gives its own, got another with the call")
@@ -135,6 +147,19 @@ class FusedLinear(nn.Linear):
 
                 return linear_of_shards(input, self.weight, self.epilogue, operands, self.padded_output)
         return linear(input, self.weight, self.epilogue, out=None, padded_output=self.padded_output, **operands)
+
+    def _forward_bare(self, input: Tensor, operands: dict[str, Tensor | float]) -> Outputs:
+        """What an ``nn.Linear`` computes, for an adapter; the operands are for what follows."""
+        unknown = [name for name in operands if name not in self.epilogue.operands]
+        if unknown:
+            known = ", ".join(self.epilogue.operands) or "none"
+            raise EpilogueError(f"unknown operand {unknown[0]}; the epilogue {self.epilogue.name} has {known}")
+        adapters.check_not_sharded(self.weight)
+        if self.bias is None:
+            return linear(input, self.weight)
+        if "bias" in operands:
+            raise EpilogueError("operand bias: the layer gives its own, got another with the call")
+        return linear(input, self.weight, bias=self.bias)
 
     def extra_repr(self) -> str:
         padded = ", padded_output=True" if self.padded_output else ""
@@ -226,3 +251,6 @@ def _check_plain(module: nn.Linear) -> None:
         )
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         raise TypeError(f"this {name} has hooks, which a FusedLinear would not run: register them on the new layer")
+
+
+adapters.watch(FusedLinear)

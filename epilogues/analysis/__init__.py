@@ -11,8 +11,10 @@
 ``live_values``  how many values are alive at once while one element is computed.
 ``costs``        instructions and registers, by the operation table.
 ``dtype_map``    what dtype every value has, and where it is converted or rounded.
+``partial_sums`` what may come before an all-reduce, where devices have parts of the accumulator.
 
-Every pass takes a resolved tree (:meth:`epilogues.EpilogueTree.resolve`): kinds and dtypes all known.
+Every pass but ``partial_sums`` takes a resolved tree (:meth:`epilogues.EpilogueTree.resolve`): kinds and dtypes all
+known.
 """
 
 from .costs import (
@@ -27,6 +29,7 @@ from .costs import (
 )
 from .dtype_map import NodeDtype, map_dtypes
 from .live_values import LiveValues, count_live_values
+from .partial_sums import PartialStep, PartialSums, check_partial_sums
 from .roofline import Roofline, place_on_roofline
 from .spread import Spread, spreads
 from .traffic import ChainTraffic, EagerOperation, Traffic, count_chain_traffic, count_traffic
@@ -37,10 +40,13 @@ __all__ = [
     "EagerOperation",
     "LiveValues",
     "NodeDtype",
+    "PartialStep",
+    "PartialSums",
     "Roofline",
     "Spread",
     "Traffic",
     "applied_cost",
+    "check_partial_sums",
     "count_chain_traffic",
     "count_live_values",
     "count_traffic",

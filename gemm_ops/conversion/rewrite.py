@@ -173,12 +173,11 @@ def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode,
 def _code(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> Code:
     for number, region in enumerate(regions, start=1):
         last, product = region.nodes[-1], region.product
-        expected = type(host.get_submodule(str(product.target)))
-        call = FusedCall(number, expected, region.steps, region.cuts, region.names)
+        call = FusedCall(
+            number, host, str(product.target), region.modules, region.steps, region.cuts, region.names
+        )
         with graph.inserting_before(last):
-            module = graph.create_node("get_attr", str(product.target))
-            called = tuple(graph.create_node("get_attr", path) for path in region.modules)
-            fused = graph.call_function(call, (module, called, product.args[0], *region.operands))
+            fused = graph.call_function(call, (product.args[0], *region.operands))
         last.replace_all_uses_with(fused)
         for node in (*reversed(region.nodes), product):
             graph.erase_node(node)

@@ -85,7 +85,7 @@ class Rewritten:
         if code is not None:
             given = self._bind(args, kwargs)
         if code is None or given is None or not self._stands():
-            return self.original(*args, **kwargs)
+            return getattr(type(self.host), self.method)(self.host, *args, **kwargs)
         return code.function(self.host, *given)
 
     def _code(self) -> Code | None:
@@ -173,9 +173,7 @@ def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode,
 def _code(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> Code:
     for number, region in enumerate(regions, start=1):
         last, product = region.nodes[-1], region.product
-        call = FusedCall(
-            number, host, str(product.target), region.modules, region.steps, region.cuts, region.names
-        )
+        call = FusedCall(number, host, str(product.target), region.modules, region.steps, region.cuts, region.names)
         with graph.inserting_before(last):
             fused = graph.call_function(call, (product.args[0], *region.operands))
         last.replace_all_uses_with(fused)

@@ -52,8 +52,12 @@ Facts = tuple[Any, ...]
 #: An epilogue in constants.
 Described = tuple[str, tuple[str, ...], tuple[str, ...]]
 
-#: The names that are read of a step's module, and the same of its parts by name.
-Names = tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]
+#: What a choice depends on of a step's module: its class, whether it has hooks, the plain values that it and its code
+#: have by name, its functions by name, and the same of its parts.
+Values = tuple[type, bool, tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]
+
+#: The same as far as it is constants to PyTorch's compiler.
+Constants = tuple[bool, tuple[tuple[str, Any], ...], tuple[str, ...], tuple[tuple[str, Any], ...]]
 
 
 @dataclass(frozen=True)
@@ -144,10 +148,9 @@ class FusedCall:
 
     def _call_in_graph(self, facts: Facts, product: nn.Module, x: Tensor, operands: tuple[Any, ...]) -> Any:
         """The same for PyTorch's compiler, which traces this, guards on what it reads, and takes a choice as it is."""
-        states = []
-        for number, path in enumerate(self.modules):
-            states.append(_state(submodule(self.host, path), self._names_of(number)))
-        count, described = self._decide(facts, tuple(states))
+        product.forward  # noqa: B018 - that it is the class's is guarded on where it is read, not where it is looked for
+        still = [_is_still(submodule(self.host, path), self._constants(i)) for i, path in enumerate(self.modules)]
+        count, described = self._decide(facts, all(still))
         if described is None or are_transforms_active():
             return run_steps(self.steps, [product(x)], operands, self._called())[-1]
         given = self._given(count, product, operands)
@@ -211,27 +214,31 @@ class FusedCall:
                     break
             else:
                 return latest.choice
-        key = (facts, tuple([(module, _state(module, _names(module))) for module in modules]))
+        key = (facts, tuple([(module, _values(module)) for module in modules]))
         if key not in self._choices:
             self._choices[key] = self._choose(facts, modules)
         choice = self._choices[key]
         self._latest = _Latest(facts, tuple(map(_Seen.of, modules)), choice)
         return choice
 
-    def _names_of(self, number: int) -> Names:
-        return _names(self._called()[number])
+    def _constants(self, number: int) -> Constants:
+        return _in_constants(_values(self._called()[number]))
 
-    def _decide(self, facts: Facts, states: tuple[Any, ...]) -> tuple[int, Described | None]:
-        """The choice in constants: how many steps, and the epilogue described; None where nothing is fused."""
-        modules, choice = self._called(), None
-        # else the code that is compiled changes the modules before, which has not happened yet
-        if states == tuple([_state(module, _names(module)) for module in modules]):
-            choice = self._choice(facts)
-        return (0, None) if choice is None else (choice[1], (choice[0].text, tuple(choice[0].operands), choice[0].outputs))
+    def _decide(self, facts: Facts, still: bool) -> tuple[int, Described | None]:
+        """The choice in constants: how many steps, and the epilogue described; None where nothing is fused.
+
+        Args:
+            still: whether the modules are what they are, and not what the code that is compiled made of them before.
+        """
+        choice = self._choice(facts) if still else None
+        if choice is None:
+            return 0, None
+        epilogue, count = choice
+        return count, (epilogue.text, tuple(epilogue.operands), epilogue.outputs)
 
     # The compiler runs these two as it traces, with constants, and takes what they return as constants: that is what
     # torch.compiler.assume_constant_result says of a function.  It is said by hand, as that imports the compiler.
-    _names_of._dynamo_marked_constant = _decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    _constants._dynamo_marked_constant = _decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _choose(self, facts: Facts, modules: Sequence[nn.Module]) -> Choice | None:
         """The longest cut that one GEMM can compute, None if that is none."""
@@ -310,28 +317,34 @@ def _kind(own: tuple[int, ...], shape: tuple[int, ...]) -> Kind | None:
     return Kind.COLUMN if aligned and fits(Kind.COLUMN, own, m_shape, n) else None
 
 
-def _names(module: nn.Module) -> Names:
-    """The plain values and functions that a step's module and its parts may compute with, by name.
-
-    Those that it has itself, and those that its code reads, which may be its class's.
-    """
-    names = [key for key, value in module.__dict__.items() if key not in _INTERNAL and _is_plain(value)]
-    with contextlib.suppress(NotTraceableError):
-        read = read_code(module, "forward").attributes - set(names) - _INTERNAL
-        names += sorted(name for name in read if type(getattr(type(module), name, module)) in SIMPLE)
-    parts = [(name, _names(part)) for name, part in module._modules.items() if part is not None]
-    return tuple(names), tuple(parts)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in SIMPLE or callable(value)
-
-
-def _state(module: nn.Module, names: Names) -> tuple[Any, ...]:
+def _values(module: nn.Module) -> Values:
     """What a choice depends on of a step's module."""
-    own, parts = names
-    found: list[Any] = [type(module), has_hooks(module), "forward" in module.__dict__]
-    found += [getattr(module, name) for name in own]
-    for name, inner in parts:
-        found.append(_state(module._modules[name], inner))
-    return tuple(found)
+    held = module.__dict__
+    own = {name: value for name, value in held.items() if name not in _INTERNAL}
+    plain = {name: value for name, value in own.items() if type(value) in SIMPLE}
+    functions = {name: value for name, value in own.items() if name not in plain and callable(value)}
+    with contextlib.suppress(NotTraceableError):
+        for name in sorted(read_code(module, "forward").attributes - _INTERNAL - set(held)):
+            if type(value := getattr(type(module), name, module)) in SIMPLE:
+                plain[name] = value
+    parts = tuple((name, _values(part)) for name, part in module._modules.items() if part is not None)
+    return type(module), has_hooks(module), tuple(plain.items()), tuple(functions.items()), parts
+
+
+def _in_constants(values: Values) -> Constants:
+    _, hooks, plain, functions, parts = values
+    named = tuple(name for name, _ in functions)
+    return hooks, plain, named, tuple((name, _in_constants(part)) for name, part in parts)
+
+
+def _is_still(module: nn.Module, constants: Constants) -> bool:
+    """Whether a step's module has these values; for PyTorch's compiler, which guards on whatever this reads."""
+    hooks, plain, functions, parts = constants
+    module.forward  # noqa: B018 - see FusedCall._call_in_graph
+    still = has_hooks(module) == hooks
+    for name, value in plain:
+        still = still and getattr(module, name) == value
+    for name in functions:  # which they are is guarded on; some have no value to compare
+        still = still and getattr(module, name) is not None
+    inner = module._modules
+    return still and all([_is_still(inner[name], part) for name, part in parts])

@@ -9,6 +9,8 @@ Contract
   was (it has got hooks, was replaced, parametrised, quantised), or where tensors are not plain ones of fitting dtypes.
 * What fits is asked of each call's own dtypes, shapes, autocast and modules' flags, so dropout is fused through in
   evaluation and not in training, and an operand that PyTorch would broadcast the product to is left to PyTorch.
+* PyTorch's compiler traces a call, reads whatever a choice depends on where it guards on it, and takes the choice from a
+  function that it runs with constants and does not trace.  When something changes that was read, it compiles anew.
 * The result has the dtype that the steps would have given it: it is cast to it in the epilogue where that is not the
   matrices' (a residual stream in float32 under autocast).
 """
@@ -65,25 +67,29 @@ class _Seen:
     """What a step's module was like at an earlier call, to be compared fast: values are the same objects, as a rule."""
 
     module: nn.Module
-    attributes: dict[str, Any]
+    size: int
+    own: tuple[tuple[str, Any], ...]
     parts: dict[str, nn.Module | None]
     inner: tuple[_Seen, ...]
 
     @classmethod
     def of(cls, module: nn.Module) -> _Seen:
+        held = module.__dict__
+        own = tuple((name, value) for name, value in held.items() if name not in _INTERNAL)
         inner = tuple(cls.of(part) for part in module._modules.values() if part is not None)
-        return cls(module, dict(module.__dict__), dict(module._modules), inner)
+        return cls(module, len(held), own, dict(module._modules), inner)
 
     def holds(self, module: nn.Module) -> bool:
         """Whether it is the same module still, with the same values and without hooks."""
         held = module.__dict__
-        if module is not self.module or has_own_hooks(module) or held["_modules"] != self.parts:
+        if module is not self.module or len(held) != self.size or has_own_hooks(module):
             return False
-        try:
-            same = held == self.attributes
-        except Exception:  # an attribute is anything, also what does not compare
-            return False
-        return same and (not self.inner or all(each.holds(each.module) for each in self.inner))
+        for name, value in self.own:
+            if held.get(name, held) is not value:
+                return False
+        if not self.parts:
+            return not held["_modules"]
+        return held["_modules"] == self.parts and all(each.holds(each.module) for each in self.inner)
 
 
 @dataclass(frozen=True)
@@ -121,10 +127,12 @@ class FusedCall:
         self.__module__ = __name__
         self.host = host
         self.expected = type(host.get_submodule(product))
+        self.is_linear = issubclass(self.expected, nn.Linear)
         self.product = tuple(product.split("."))
         self.modules = tuple(tuple(path.split(".")) for path in modules)
         self.steps, self.cuts, self.names = tuple(steps), tuple(cuts), tuple(names)
         self.reads = {count: operands_read(self.steps[:count]) for count in self.cuts}
+        self.given = {count: self.names[:read] for count, read in self.reads.items()}
         self._choices: dict[Any, Choice | None] = {}
         self._latest: _Latest | None = None
 
@@ -159,7 +167,7 @@ class FusedCall:
 
     def _given(self, count: int, product: nn.Module, operands: tuple[Any, ...]) -> dict[str, Any]:
         """What an epilogue of so many steps is given."""
-        given = dict(zip(self.names[: self.reads[count]], operands, strict=False))
+        given = dict(zip(self.given[count], operands, strict=False))
         bias = product._parameters["bias"]
         if bias is not None:
             given["bias"] = bias
@@ -194,11 +202,11 @@ class FusedCall:
             return None
         if weight_dtype not in FLOATS or device != weight.device or x.layout is not torch.strided or x.is_nested:
             return None
-        n, k = weight.shape if issubclass(self.expected, nn.Linear) else reversed(weight.shape)
+        n, k = weight.shape if self.is_linear else reversed(weight.shape)
         shape = x.shape
         if k != shape[-1]:
             return None  # the module says it in PyTorch's words
-        spread = ()
+        spread: tuple[Any, ...] = ()
         if operands:
             result = (*shape[:-1], n)
             spread = tuple([_facts(operand, result, x) for operand in operands])
@@ -292,21 +300,28 @@ def _small(device: torch.device, kind: Kind, dtype: Any, ndim: int | None = None
 
 def _facts(operand: Any, shape: tuple[int, ...], x: Tensor) -> tuple[Any, ...] | None:
     """An operand's kind and dtype beside a product of that shape; None where PyTorch has to take it."""
-    if is_number(operand):
-        return (Kind.SCALAR, type(operand))
-    if type(operand) not in _PLAIN or operand.dtype not in FLOATS or operand.device != x.device:
+    if type(operand) not in _PLAIN:
+        return (Kind.SCALAR, type(operand)) if is_number(operand) else None
+    dtype = operand.dtype
+    if dtype not in FLOATS or operand.device != x.device or operand.layout is not torch.strided:
         return None
-    if (operand.dtype == torch.float64) != (x.dtype == torch.float64) or operand.layout is not torch.strided:
+    if (dtype == torch.float64) != (x.dtype == torch.float64):
         return None
-    kind = _kind(tuple(operand.shape), shape)
-    return None if kind is None else (kind, operand.dtype, operand.ndim)
+    kind = _kind(operand.shape, shape)
+    return None if kind is None else (kind, dtype, operand.ndim)
 
 
 def _kind(own: tuple[int, ...], shape: tuple[int, ...]) -> Kind | None:
     """How a tensor spreads over the product where PyTorch aligns its dimensions at the right; None if it widens it."""
     m_shape, n = shape[:-1], shape[-1]
+    if n != 1:  # what nearly every operand is, told at once
+        if own == shape:
+            return Kind.AUX
+        if own == (n,):
+            return Kind.ROW
     if len(own) > len(shape):
         return None
+    own = tuple(own)
     if all([size == 1 for size in own]):
         return Kind.SCALAR
     for kind in (Kind.AUX, Kind.ROW):
@@ -346,5 +361,5 @@ def _is_still(module: nn.Module, constants: Constants) -> bool:
         still = still and getattr(module, name) == value
     for name in functions:  # which they are is guarded on; some have no value to compare
         still = still and getattr(module, name) is not None
-    inner = module._modules
+    inner: dict[str, Any] = module._modules
     return still and all([_is_still(inner[name], part) for name, part in parts])

@@ -315,6 +315,25 @@ def test_training_steps(name: str) -> None:
         torch.testing.assert_close(found, wanted, msg=lambda text: f"{key}: {text}")  # noqa: B023
 
 
+@each_model
+def test_compiled_at_once(name: str) -> None:
+    """Without graph breaks and a call before, with all that is fused."""
+    model, inputs = make(name)
+    fused, report = gemm_ops.fuse(model)
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(fused, fullgraph=True, backend=backend)
+    wanted = main_output(model(*inputs))
+    torch.testing.assert_close(main_output(compiled(*inputs)), wanted)
+    (graph,) = graphs
+    assert sum(str(node.target).startswith("gemm_ops.matmul") for node in graph.graph.nodes) == len(report.fused)
+
+
 def test_generation_with_a_cache(fused_calls: FusedCalls) -> None:
     """The cache is handed on to attention, so the blocks stay fused."""
     for name in ("GPT-2", "Llama"):

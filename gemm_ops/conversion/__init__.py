@@ -21,8 +21,7 @@ Limits: numbers that code reads from other objects (``self.config.x``) are those
 prints or warns it says while it is traced; a shallow copy of a module (``copy.copy``, ``nn.DataParallel``) calls the
 original's new code; hooks that come after ``torch.compile`` are seen if PyTorch looks for them, as with any module
 (``torch._dynamo.config.skip_nnmodule_hook_guards = False``); ``torch.export(strict=False)`` exports the original code;
-weights of odd K are copied into padded rows at
-every call on a GPU, where a ``FusedLinear`` keeps them so.
+weights of odd K are copied into padded rows at every call on a GPU, where a ``FusedLinear`` keeps them so.
 
 ============================  ===================================================================================
 ``convert``                   :func:`fuse`, :func:`unfuse`: which modules are looked at, from the inside out

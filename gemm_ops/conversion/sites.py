@@ -9,8 +9,8 @@ Contract
   was (it has got hooks, was replaced, parametrised, quantised), or where tensors are not plain ones of fitting dtypes.
 * What fits is asked of each call's own dtypes, shapes, autocast and modules' flags, so dropout is fused through in
   evaluation and not in training, and an operand that PyTorch would broadcast the product to is left to PyTorch.
-* PyTorch's compiler traces a call, reads whatever a choice depends on where it guards on it, and takes the choice from a
-  function that it runs with constants and does not trace.  When something changes that was read, it compiles anew.
+* PyTorch's compiler traces a call: what a choice depends on is read where the compiler guards on it, and the choice is
+  made by a function that it runs with constants and does not trace.  When what was read changes, it compiles anew.
 * The result has the dtype that the steps would have given it: it is cast to it in the epilogue where that is not the
   matrices' (a residual stream in float32 under autocast).
 """

@@ -81,11 +81,23 @@ def _traced(
     padded_output: bool,
 ) -> Outputs:
     """The call as a graph has it; see :func:`gemm_ops.operators.describe`."""
-    text, names, outputs = describe(epilogue, operands)
+    described = describe(epilogue, operands)
+    return results_of(fill_given(multiply_described(a, b, described, operands, padded_output), out))
+
+
+def multiply_described(
+    a: Tensor,
+    b: Tensor,
+    described: tuple[str, tuple[str, ...], tuple[str, ...]],
+    operands: Mapping[str, Tensor | float],
+    padded_output: bool = False,
+) -> dict[str, Tensor]:
+    """The outputs by name of a call in a graph, of an epilogue as :func:`gemm_ops.operators.describe` gives it."""
+    text, names, outputs = described
     a, b = cast_as_autocast(a, b)
     needs = ",".join(product_needs(a, b, operands)) if torch.is_grad_enabled() else ""
     found = torch.ops.gemm_ops.matmul(a, b, *flatten(text, names, operands), needs, padded_output)
-    return results_of(fill_given(dict(zip(outputs, found, strict=False)), out))
+    return dict(zip(outputs, found, strict=False))
 
 
 def linear(

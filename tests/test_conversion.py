@@ -418,6 +418,47 @@ def test_submodule_traced_with_its_host(fused_calls: FusedCalls) -> None:
     assert torch.equal(fused(x), x + fused.mlp(fused.norm(x)))
 
 
+def test_the_result_of_one_call_as_an_operand_of_another(fused_calls: FusedCalls) -> None:
+    class Layer(nn.Module):
+        """As in timm: a module of one's own, with a parameter, after what is traced with its host."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.rand(6))
+            self.inplace = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(self.gamma) if self.inplace else x * self.gamma
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.scale, self.other = nn.LayerNorm(6), Layer(), Layer()
+            self.first = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+            self.second = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.scale(self.first(x))
+            return x + self.other(self.second(self.norm(x)))
+
+    model, x = Blocks(), torch.randn(4, 6)
+    fused, report = fuse_copy(model)
+    assert [(each.path, each.pattern, each.epilogue) for each in report.fused] == [
+        ("first.0", "activation", "first.1"),
+        ("first.2", "residual + scale", "mul(scale), add(residual)"),
+        ("second", "residual + scale", "mul(scale), add(residual)"),
+    ]
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 3
+    check_agreement(model, fused, (x,), torch.bfloat16)
+    for net in (model, fused):
+        net.scale.inplace = True
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 1
+    for net in (model, fused):
+        net.scale.inplace = False
+        net.other.register_forward_hook(lambda module, args, result: result * 2)
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 1
+
+
 def test_compiled() -> None:
     model, x = nn.Sequential(Gate(), Residual()).eval(), torch.randn(4, 6)
     fused, _ = gemm_ops.fuse(model)
@@ -462,11 +503,3 @@ class Chain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.first(x)
         return x + self.second(self.norm(x))
-
-
-def test_result_of_one_region_is_operand_of_the_next() -> None:
-    """As in a block of timm's ViT, whose two residual additions are in one method."""
-    model, x = Chain(), torch.randn(3, 6)
-    fused, report = fuse_copy(model)
-    assert [each.pattern for each in report.fused] == ["residual", "residual"]
-    torch.testing.assert_close(fused(x), model(x))

@@ -314,31 +314,3 @@ def test_tracing_a_fused_model_gives_the_original() -> None:
     model, x = Net(), torch.randn(5, 6)
     fused, _ = gemm_ops.fuse(model)
     assert torch.equal(torch.fx.symbolic_trace(fused)(x), fused.act(fused.fc(x)))
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_a_model_that_was_called_once_compiles_without_graph_breaks(dynamic: bool) -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.act, self.down = nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = x + self.down(self.act(self.up(x)))
-            return result
-
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    plain = nn.Sequential(Block(), Block())
-    fused, report = gemm_ops.fuse(plain)
-    assert len(report.fused) == 4
-    fused(torch.randn(2, 6))
-    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for rows in (3, 5):
-        x = torch.randn(rows, 6)
-        expected, result = plain(x), compiled(x)
-        torch.testing.assert_close(result, expected)
-        grads = [
-            torch.autograd.grad(y.square().sum(), list(m.parameters())) for y, m in ((result, fused), (expected, plain))
-        ]
-        torch.testing.assert_close(*grads)

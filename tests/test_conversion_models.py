@@ -1,13 +1,15 @@
 """``gemm_ops.fuse`` on architectures as they are published, small and with random weights.
 
-The four of transformers are the library's own code, unmodified; timm does not import without torchvision, so MLP-Mixer
-and ConvNeXt are written here as timm has them.
+Those of transformers, timm and torchvision are the libraries' own code, unmodified.  timm and torchvision are not
+everywhere (torchvision imports beside the PyTorch that it was built for only, and timm not without it), so MLP-Mixer
+and ConvNeXt are written here too, as timm has them.
 """
 
 from __future__ import annotations
 
 import collections
 import copy
+import importlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +29,20 @@ TOKENS = 64
 
 def _transformers() -> Any:
     return pytest.importorskip("transformers", reason="the package transformers is not installed (extra test)")
+
+
+def _importable(name: str) -> Any:
+    """A package that may be absent, or not import beside this PyTorch."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        pytest.skip(f"{name} cannot be imported: {type(error).__name__}")
+
+
+def _of_images(model: nn.Module) -> tuple[nn.Module, Inputs]:
+    """With an input, and a last layer that is not all zeros, as some libraries initialise it."""
+    nn.init.normal_([module for module in model.modules() if isinstance(module, nn.Linear)][-1].weight, std=0.2)
+    return model, (torch.randn(2, 3, 32, 32),)
 
 
 def _ids() -> Inputs:
@@ -182,6 +198,34 @@ def convnext() -> tuple[nn.Module, Inputs]:
     return nn.Sequential(nn.Conv2d(3, 16, 2, 2), *blocks), (torch.randn(2, 3, 8, 8),)
 
 
+def timm_mixer() -> tuple[nn.Module, Inputs]:
+    kind = _importable("timm.models.mlp_mixer").MlpMixer
+    return _of_images(kind(num_classes=5, img_size=32, patch_size=8, num_blocks=2, embed_dim=32))
+
+
+def timm_vit(init_values: float | None) -> tuple[nn.Module, Inputs]:
+    kind = _importable("timm.models.vision_transformer").VisionTransformer
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    return _of_images(kind(num_classes=5, init_values=init_values, **sizes))
+
+
+def timm_convnext() -> tuple[nn.Module, Inputs]:
+    kind = _importable("timm.models.convnext").ConvNeXt
+    return _of_images(kind(num_classes=5, depths=(1, 1, 1, 1), dims=(16, 16, 32, 32), ls_init_value=0.5))
+
+
+def torchvision_vit() -> tuple[nn.Module, Inputs]:
+    kind = _importable("torchvision.models").VisionTransformer
+    sizes = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+    return _of_images(kind(num_classes=5, **sizes))
+
+
+def torchvision_convnext() -> tuple[nn.Module, Inputs]:
+    convnext = _importable("torchvision.models.convnext")
+    blocks = [convnext.CNBlockConfig(16, 32, 1), convnext.CNBlockConfig(32, None, 1)]
+    return _of_images(convnext.ConvNeXt(blocks, layer_scale=0.5, num_classes=5))
+
+
 #: How to make a model; of every pattern how many calls are fused, and how many linear layers are left.
 MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Inputs]], dict[str, int], int]] = {
     "GPT-2": (gpt2, {"activation": 2, "residual": 2}, 5),
@@ -192,6 +236,13 @@ MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Inputs]], dict[str, int], 
     "TransformerEncoder, norm first": (lambda: encoder(True), {"activation": 2}, 4),
     "MLP-Mixer": (mixer, {"activation": 4, "residual": 2}, 3),
     "ConvNeXt": (convnext, {"activation": 2, "scale": 2}, 0),
+    "timm MLP-Mixer": (timm_mixer, {"activation": 4, "residual": 2}, 3),
+    "timm ViT": (lambda: timm_vit(None), {"activation": 2, "residual": 4}, 3),
+    "timm ViT, layer scale": (lambda: timm_vit(0.5), {"activation": 2, "residual + scale": 4}, 3),
+    # the layer scale is applied after a permutation
+    "timm ConvNeXt": (timm_convnext, {"activation": 4}, 5),
+    "torchvision ViT": (torchvision_vit, {"activation": 2, "residual": 2}, 3),
+    "torchvision ConvNeXt": (torchvision_convnext, {"activation": 2}, 3),
 }
 each_model = pytest.mark.parametrize("name", MODELS)
 
@@ -262,6 +313,25 @@ def test_training_steps(name: str) -> None:
             optimiser.step()
     for (key, wanted), found in zip(model.named_parameters(), fused.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, msg=lambda text: f"{key}: {text}")  # noqa: B023
+
+
+@each_model
+def test_compiled_at_once(name: str) -> None:
+    """Without graph breaks and a call before, with all that is fused."""
+    model, inputs = make(name)
+    fused, report = gemm_ops.fuse(model)
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(fused, fullgraph=True, backend=backend)
+    wanted = main_output(model(*inputs))
+    torch.testing.assert_close(main_output(compiled(*inputs)), wanted)
+    (graph,) = graphs
+    assert sum(str(node.target).startswith("gemm_ops.matmul") for node in graph.graph.nodes) == len(report.fused)
 
 
 def test_generation_with_a_cache(fused_calls: FusedCalls) -> None:

@@ -19,9 +19,9 @@ Contract
 
 Limits: numbers that code reads from other objects (``self.config.x``) are those of the time of :func:`fuse`; what code
 prints or warns it says while it is traced; a shallow copy of a module (``copy.copy``, ``nn.DataParallel``) calls the
-original's new code; ``torch.compile(fullgraph=True)`` wants one call of the model before it, in which each fused call
-makes its choice, for the compiler does not trace how that is made; weights of odd K are copied into padded rows at
-every call on a GPU, where a ``FusedLinear`` keeps them so.
+original's new code; hooks that come after ``torch.compile`` are seen if PyTorch looks for them, as with any module
+(``torch._dynamo.config.skip_nnmodule_hook_guards = False``); ``torch.export(strict=False)`` exports the original code;
+weights of odd K are copied into padded rows at every call on a GPU, where a ``FusedLinear`` keeps them so.
 
 ============================  ===================================================================================
 ``convert``                   :func:`fuse`, :func:`unfuse`: which modules are looked at, from the inside out

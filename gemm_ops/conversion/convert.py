@@ -12,6 +12,7 @@ traced with its host.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -112,8 +113,10 @@ class _Conversion:
             return
         try:
             found = self._look(host, "forward", ())
-            if inlined := self._worth_inlining(host, found, opened):
-                found = self._inline(host, found, {path: opened[path] for path in inlined})
+            scales, wider = self._scales(host, found, opened)
+            inlined = self._worth_inlining(host, wider, opened)
+            if inlined or scales:
+                found = self._inline(host, found, {path: opened[path] for path in inlined}, scales)
             self.found[host, "forward"] = found
             return
         except NotTraceableError as error:
@@ -142,6 +145,22 @@ class _Conversion:
             return False
         return all(_ends_open(graph, module, found.regions[mode]) for mode, graph in found.traced.graphs.items())
 
+    def _scales(self, host: nn.Module, found: _Found, opened: dict[str, _Found]) -> tuple[list[str], _Found]:
+        """Modules with parameters that follow a product or what returns one, as layer scales do; the host with them."""
+        scales = []
+        for node in next(iter(found.traced.graphs.values())).nodes:
+            before = node.args[0] if node.op == "call_module" and node.args else None
+            if not isinstance(before, fx.Node) or not (before.target in opened or is_product(before, host)):
+                continue
+            path, module = str(node.target), host.get_submodule(str(node.target))
+            own = product_kind(module) is None and not type(module).__module__.startswith("torch.")  # PyTorch has none
+            if own and module._parameters and not module._modules and not has_hooks(module) and path not in scales:
+                scales.append(path)
+        if scales:
+            with contextlib.suppress(NotTraceableError):
+                return scales, self._look(host, "forward", scales)
+        return [], found
+
     def _worth_inlining(self, host: nn.Module, found: _Found, opened: dict[str, _Found]) -> list[str]:
         """The submodules whose result the host goes on computing with."""
         worth = []
@@ -153,9 +172,9 @@ class _Conversion:
                     worth.append(str(node.target))
         return worth
 
-    def _inline(self, host: nn.Module, found: _Found, opened: dict[str, _Found]) -> _Found:
+    def _inline(self, host: nn.Module, found: _Found, opened: dict[str, _Found], scales: list[str]) -> _Found:
         """The host with submodules traced too, where that fuses more."""
-        paths = [path for path in opened]
+        paths = [*opened, *scales]
         paths += [f"{path}.{inner}" for path, child in opened.items() for inner in child.traced.inlined]
         try:
             larger = self._look(host, "forward", paths)

@@ -11,6 +11,7 @@ A fused call reads the module's own parameters at every call and runs nothing el
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +55,11 @@ def obstacle(module: nn.Module) -> str | None:
 
 def is_still(module: nn.Module, expected: type[nn.Module]) -> bool:
     """Whether a product is what :func:`obstacle` found fusable; asked at every call, so it builds no sentences."""
+    if type(module) is not expected:  # first: whatever is in a product's place by now may be no module
+        return False
     held = module._parameters
     return (
-        type(module) is expected
-        and "forward" not in module.__dict__
+        "forward" not in module.__dict__
         and type(held.get("weight")) is nn.Parameter
         and "bias" in held
         and type(held["bias"]) in _PARAMETER_OR_NONE
@@ -67,14 +69,26 @@ def is_still(module: nn.Module, expected: type[nn.Module]) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling the module runs hooks, its own or those of all modules."""
+    return has_own_hooks(module) or bool(module_hooks._has_any_global_hook())
+
+
+def has_own_hooks(module: nn.Module) -> bool:
     # written out: a fused call asks it every time
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or module_hooks._has_any_global_hook()
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def submodule(host: nn.Module, path: tuple[str, ...]) -> Any:
+    """What is at a path of attributes: a submodule, as a rule.
+
+    Raises:
+        AttributeError: in PyTorch's words, if there is nothing any more.
+    """
+    found: Any = host
+    for name in path:
+        found = found._modules[name] if name in found._modules else getattr(found, name)
+    return found
 
 
 def weight_matrix(module: nn.Module) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MethodType, ModuleType
 from typing import Any
 
@@ -64,12 +65,26 @@ class Rewritten:
 
     def __init__(self, host: nn.Module, method: str, codes: dict[Mode, Code], traced: Traced) -> None:
         self.host, self.method, self.codes = host, method, codes
-        self.parameters, self.guards = traced.parameters, traced.guards
-        self.structure = read_structure(host)
-        self.inlined = tuple(
-            (tuple(path.split(".")), type(part).forward, read_structure(part))
-            for path, part in ((path, host.get_submodule(path)) for path in traced.inlined)
-        )
+        self.parameters = traced.parameters
+        self.parts = tuple(_part(host, path, traced) for path in ("", *traced.inlined))
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What makes calls fast: the only code, how many arguments are all tensors, and what was seen to stand."""
+        self._only = self.codes.get((None, None))
+        roles = [parameter.role for parameter in self.parameters]
+        tensors = sum(role == "tensor" for role in roles)
+        simple = "rest" not in roles and roles[:tensors] == ["tensor"] * tensors
+        self._tensors = tensors if simple and all(each.positional for each in self.parameters[:tensors]) else -1
+        self._defaults = [each.default for each in self.parameters if each.role == "opaque"]
+        self._seen: list[_Seen] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._prepare()
 
     @property
     def original(self) -> MethodType:
@@ -81,11 +96,15 @@ class Rewritten:
         return inspect.signature(self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        code, given = self._code(), None
+        code = self._only if self._only is not None else self._code()
+        given: Any = None
         if code is not None:
-            given = self._bind(args, kwargs)
+            if not kwargs and len(args) == self._tensors and all([isinstance(arg, Tensor) for arg in args]):
+                given = (*args, *self._defaults)
+            else:
+                given = self._bind(args, kwargs)
         if code is None or given is None or not self._stands():
-            return self.original(*args, **kwargs)
+            return getattr(type(self.host), self.method)(self.host, *args, **kwargs)
         return code.function(self.host, *given)
 
     def _code(self) -> Code | None:
@@ -125,25 +144,80 @@ class Rewritten:
 
     def _stands(self) -> bool:
         """Whether nothing that the trace read has changed."""
-        if read_structure(self.host) != self.structure:
-            return False
-        for path, forward, structure in self.inlined:
-            part = _at(self.host, path)
-            replaced = part is None or type(part).forward is not forward or has_hooks(part)
-            if replaced or part.training != self.host.training or not _own_forward(part):
+        host, in_graph = self.host, torch.compiler.is_dynamo_compiling()
+        seen = self._seen if not in_graph else None
+        for number, part in enumerate(self.parts):
+            module = _at(host, part.path)
+            if module is None or not (number == 0 or part.is_called(module, host, in_graph)):
                 return False
-            if read_structure(part) != structure:
-                return False
-        for guard in self.guards:
-            owner = _at(self.host, guard.path)
-            if owner is None or not _is_same(getattr(owner, guard.name, owner), guard.value):
-                return False
+            if not seen or not seen[number].holds(module):
+                if read_structure(module) != part.structure:
+                    return False
+                seen = None
+            for name, value in part.guards:
+                found = getattr(module, name, module)
+                if found is not value and not _is_same(found, value):
+                    return False
+        if seen is None and not in_graph:
+            self._seen = [_Seen.of(_at(host, part.path)) for part in self.parts]
         return True
 
 
-def _own_forward(part: nn.Module) -> bool:
-    replaced = part.__dict__.get("forward")
-    return replaced is None or type(replaced) is Rewritten
+@dataclass(frozen=True)
+class _Part:
+    """A module whose code a trace is of: the host, the first, or one that is traced with it.
+
+    Attributes:
+        path: in the host.
+        forward: its class's.
+        structure: what it has, by :func:`read_structure`.
+        guards: the plain values that the trace read, by name.
+    """
+
+    path: tuple[str, ...]
+    forward: Any
+    structure: Any
+    guards: tuple[tuple[str, Any], ...]
+
+    def is_called(self, module: nn.Module, host: nn.Module, in_graph: bool) -> bool:
+        """Whether calling the module runs the forward that was traced, in the host's mode, and nothing else."""
+        if in_graph:
+            module.forward  # noqa: B018 - whose it is the compiler guards on where it is read
+        replaced = module.__dict__.get("forward")
+        return (
+            type(module).forward is self.forward
+            and (replaced is None or type(replaced) is Rewritten)
+            and module.training == host.training
+            and not has_hooks(module)
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a module had when its structure was last read, to be compared fast: the same objects, as a rule."""
+
+    module: nn.Module
+    modules: dict[str, nn.Module | None]
+    tensors: tuple[tuple[str, bool], ...]
+    lists: tuple[_Seen, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Seen:
+        modules = dict(module._modules)
+        lists = [cls.of(part) for part in modules.values() if isinstance(part, nn.ModuleList | nn.ModuleDict)]
+        return cls(module, modules, _tensors(module), tuple(lists))
+
+    def holds(self, module: nn.Module) -> bool:
+        if module is not self.module or module._modules != self.modules:
+            return False
+        if (self.tensors or module._parameters or module._buffers) and _tensors(module) != self.tensors:
+            return False
+        return not self.lists or all([each.holds(each.module) for each in self.lists])
+
+
+def _tensors(module: nn.Module) -> tuple[tuple[str, bool], ...]:
+    held = (*module._parameters.items(), *module._buffers.items())
+    return tuple([(name, value is None) for name, value in held])
 
 
 def _at(host: nn.Module, path: Sequence[str]) -> Any:
@@ -160,6 +234,12 @@ def _is_same(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and type(value) in SIMPLE and value == expected
 
 
+def _part(host: nn.Module, path: str, traced: Traced) -> _Part:
+    module, names = host.get_submodule(path), tuple(path.split(".")) if path else ()
+    guards = tuple((guard.name, guard.value) for guard in traced.guards if guard.path == names)
+    return _Part(names, type(module).forward, read_structure(module), guards)
+
+
 def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode, Sequence[Region]]) -> None:
     """Puts code with fused calls in the place of a method.
 
@@ -171,22 +251,18 @@ def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode,
 
 
 def _code(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> Code:
-    replaced: dict[fx.Node, fx.Node] = {}  # the end of one region may be an operand of the next
+    made: dict[fx.Node, fx.Node] = {}  # what one call gives another reads
     for number, region in enumerate(regions, start=1):
         last, product = region.nodes[-1], region.product
-        expected = type(host.get_submodule(str(product.target)))
-        call = FusedCall(number, expected, region.steps, region.cuts, region.names)
+        call = FusedCall(number, host, str(product.target), region.modules, region.steps, region.cuts, region.names)
         with graph.inserting_before(last):
-            module = graph.create_node("get_attr", str(product.target))
-            called = tuple(graph.create_node("get_attr", path) for path in region.modules)
-            operands = [replaced.get(operand, operand) for operand in region.operands]
-            fused = graph.call_function(call, (module, called, product.args[0], *operands))
+            operands = [made.get(operand, operand) for operand in region.operands]
+            fused = made[last] = graph.call_function(call, (product.args[0], *operands))
         last.replace_all_uses_with(fused)
-        replaced[last] = fused
         for node in (*reversed(region.nodes), product):
             graph.erase_node(node)
-    made = graph.python_code("self")
-    return Code(made.src, {name: value for name, value in made.globals.items() if name != "__builtins__"})
+    text = graph.python_code("self")
+    return Code(text.src, {name: value for name, value in text.globals.items() if name != "__builtins__"})
 
 
 def restore(host: nn.Module) -> int:

@@ -77,7 +77,7 @@ def gpt2(size: Size) -> Made:
 
 
 def bert(size: Size) -> Made:
-    library: Any = importlib.import_module("transformers")
+    library = _transformers()
     vocabulary, width, heads, batch, tokens = (64, 32, 4, 2, 9) if size.tiny else (30522, 768, 12, 16, 512)
     config = library.BertConfig(
         vocab_size=vocabulary,
@@ -88,13 +88,14 @@ def bert(size: Size) -> Made:
         max_position_embeddings=tokens,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
+        attn_implementation=_ATTENTION,
     )
     model = library.BertForMaskedLM(config) if size.heads else library.BertModel(config, add_pooling_layer=False)
     return model, _ids(vocabulary, batch, tokens)
 
 
 def vit(size: Size) -> Made:
-    library: Any = importlib.import_module("transformers")
+    library = _transformers()
     width, heads = (32, 4) if size.tiny else (768, 12)
     config = library.ViTConfig(
         hidden_size=width,
@@ -105,6 +106,7 @@ def vit(size: Size) -> Made:
         num_labels=1000,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
+        attn_implementation=_ATTENTION,
     )
     return library.ViTForImageClassification(config), _images(64, size)
 

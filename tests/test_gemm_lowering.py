@@ -420,11 +420,11 @@ def test_names_do_not_count() -> None:
 
 
 def test_what_is_an_argument_does_not_count() -> None:
-    config = dataclasses.replace(BASE.config, swizzle=8, rate=0.1, startup=7)
+    config = dataclasses.replace(BASE.config, swizzle=8, pace=0.1, startup=7)
     same = dataclasses.replace(BASE, config=config)
     assert same.key == BASE.key and same.source() == BASE.source()
     sm80 = spec_of(key_tree(), "sm80")
-    assert dataclasses.replace(sm80, config=dataclasses.replace(LARGE, rate=0.1, startup=7)).key == sm80.key
+    assert dataclasses.replace(sm80, config=dataclasses.replace(LARGE, pace=0.1, startup=7)).key == sm80.key
 
 
 def test_a_swizzle_that_is_compiled_in_is_in_the_source() -> None:

@@ -9,7 +9,6 @@ as the shared memory that the epilogue leaves has room for.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 
@@ -26,9 +25,10 @@ class KernelConfig:
         stages: depth of the load pipeline (SM80).
         swizzle: how many tiles wide the raster over the output is, for L2 reuse; an argument of SM90 kernels, a
             part of SM80 ones.
-        swizzle_tall: the raster instead where the output is more than 32 tiles tall; 0 for none.
-        rate: products per unit of time, relative to the other configurations of the family.
-        startup: what a launch costs on top, as area of output: a pipeline that only pays off over several tiles.
+            Of an SM90 configuration in the table it is the widest; see :mod:`gemm_ops.kernels.waves`.
+        swizzle_tall: the same where the output is more than 32 tiles tall; 0 for no difference.
+        pace: microseconds in which an H200's multiprocessor multiplies 128 x 128 elements at a depth of 64 (SM90).
+        startup: what a launch costs on top, in products of 128 x 128 elements: until both warp groups are at work.
     """
 
     family: str
@@ -39,8 +39,8 @@ class KernelConfig:
     stages: int = 0
     swizzle: int = 1
     swizzle_tall: int = 0
-    rate: float = 1.0
-    startup: int = 0
+    pace: float = 0.4
+    startup: float = 0.0
 
     @property
     def compiled(self) -> tuple[object, ...]:
@@ -48,12 +48,6 @@ class KernelConfig:
         if self.family == "sm90":
             return (self.family, self.tile, self.cluster, self.schedule)
         return (self.family, self.tile, self.warp, self.stages, self.swizzle)
-
-    def for_rows(self, m: int) -> KernelConfig:
-        """The configuration with the raster that suits an output of M rows."""
-        if self.swizzle_tall and m > 32 * self.tile[0]:
-            return dataclasses.replace(self, swizzle=self.swizzle_tall)
-        return self
 
     @property
     def name(self) -> str:
@@ -64,13 +58,12 @@ class KernelConfig:
         return f"sm80_{tile}_{self.stages}stages"
 
 
-# Measured on an H200 with bias + tanh-gelu in bf16, over bare torch.mm of the same extents.  Pingpong 128x128 hides its
-# epilogues behind the next tile's products where there are several tiles for each multiprocessor: 0.96 to 0.98 at
-# 4096x4096x4096, 0.92 at 4096x11008x4096, 0.97 at 8192x14336x4096, 0.96 at 8192x8192x8192 (cooperative 128x256: 1.07,
-# 1.05, 1.10, 1.00).  The cooperative 128x256 wins where there are few, 1.07 at 1024x4096x4096, or where K is small and
-# epilogues bound the time; 128x192 fills one wave at 1000x3000x2000 (1.09); 64x64 is for small M (1.02 at
-# 128x4096x4096), 64x32 for smaller (1.11 at 64x4096x4096, 64x64: 1.22).  The rates fit the measured ratios of 128x128
-# to 128x256 and 128x192 on eight shapes within 8 %.
+# Measured on an H200 with bias + tanh-GELU in bf16, over bare torch.mm of the same extents.  Pingpong 128x128 hides its
+# epilogues behind the next tile's products: 0.96 to 0.99 at 8192x8192x8192, 8192x14336x4096 and 4096x4096x4096, 0.91 at
+# 4096x11008x4096, 1.07 at 12608x3072x768.  The cooperative 128x256 wins where there are few tiles (1.07 at
+# 1024x4096x4096) or where K is small and a heavy epilogue (erf-GELU) takes longer than the products; 128x192 fills one
+# wave at 1000x3000x2000 (1.09); 64x64 is for small M (1.02 at 128x4096x4096), 64x32 for smaller (1.11 at 64x4096x4096,
+# 64x64: 1.22).  64x256, 64x192 and 256x128 were never the best of 33 shapes by more than 1 %.
 # The raster matters for the large pingpong tiles: with 32 of them along M (4096x11008) one tile wide is best, 0.92
 # against 0.98 for four; with 64 eight are, 0.94 against 0.99 for one at 8191x8191x8191.
 # Odd extents, with padded A and B and the output stored from registers, over torch.mm of the extents rounded up to
@@ -79,15 +72,15 @@ class KernelConfig:
 # 1000x3001x2000; 64x96 in clusters of 2x1 1.37 at 513x1025x2049 (1x1: 1.43; 128x64: 1.39 and more); 64x32 1.18 at
 # 64x4097x4095 (64x64: 1.21; clusters: 1.34 and more); 128x256 and pingpong 128x128 1.35 at 4096x50257x768.
 SM90_CONFIGS: tuple[KernelConfig, ...] = (
-    KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, rate=0.99),
-    KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, rate=1.105, startup=8192),
-    KernelConfig("sm90", (128, 128, 64), (2, 1), "pingpong", swizzle_tall=8, rate=1.1, startup=8192),
-    KernelConfig("sm90", (128, 192, 64), (2, 1), "cooperative", swizzle=2, rate=0.94),
-    KernelConfig("sm90", (128, 128, 64), (2, 1), "cooperative", rate=0.82),
-    KernelConfig("sm90", (64, 64, 128), (1, 1), "pingpong", rate=0.55),
-    KernelConfig("sm90", (64, 96, 128), (1, 1), "pingpong", rate=0.6),
-    KernelConfig("sm90", (64, 96, 128), (2, 1), "pingpong", rate=0.62),
-    KernelConfig("sm90", (64, 32, 128), (1, 1), "pingpong", rate=0.29),
+    KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, pace=0.41),
+    KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, pace=0.406, startup=0.15),
+    KernelConfig("sm90", (128, 128, 64), (2, 1), "pingpong", swizzle_tall=8, pace=0.407, startup=0.15),
+    KernelConfig("sm90", (128, 192, 64), (2, 1), "cooperative", swizzle=2, pace=0.408),
+    KernelConfig("sm90", (128, 128, 64), (2, 1), "cooperative", pace=0.408),
+    KernelConfig("sm90", (64, 64, 128), (1, 1), "pingpong", pace=0.81),
+    KernelConfig("sm90", (64, 96, 128), (1, 1), "pingpong", pace=0.744),
+    KernelConfig("sm90", (64, 96, 128), (2, 1), "pingpong", pace=0.72),
+    KernelConfig("sm90", (64, 32, 128), (1, 1), "pingpong", pace=1.54),
 )
 
 SM80_CONFIGS: tuple[KernelConfig, ...] = (

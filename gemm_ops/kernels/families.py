@@ -5,10 +5,7 @@
 
 How a family reaches the tensors is the subject of :mod:`gemm_ops.addressing`.
 
-The choice among a family's configurations is a wave model: tiles are computed in waves of one tile per
-multiprocessor, and a wave costs its tile's area times the depth of the products over the configuration's rate, and its
-epilogue.  That comes on top of the products where all warps compute one tile; pingpong warp groups hide it behind
-the other's products, if these take long enough.
+The choice among the configurations of SM90 is the one that :mod:`gemm_ops.kernels.waves` expects to be fastest.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from epilogues.tree import EpilogueTree, Kind
 from ..addressing import Addressing
 from .access import ALIGNED, WHOLE, Access
 from .config import SM80_CONFIGS, SM90_CONFIGS, KernelConfig
+from .waves import choose_raster, expected_time, tiles
 
 CONFIGS = {"sm90": SM90_CONFIGS, "sm80": SM80_CONFIGS}
 
@@ -45,7 +43,7 @@ def choose_config(family: str, problem: Addressing, tree: EpilogueTree, multipro
     """The configuration that the wave model likes best; None if the tree's matrices fit beside no tile."""
     if family == "sm80":
         large, small = SM80_CONFIGS
-        config = large if _tiles(large, problem) >= multiprocessors else small
+        config = large if tiles(large, problem) >= multiprocessors else small
         if min(problem.access.a, problem.access.b) < 2:
             # cp.async moves at least 4 bytes; what moves less goes through registers, two stages deep
             config = dataclasses.replace(config, stages=2)
@@ -54,32 +52,13 @@ def choose_config(family: str, problem: Addressing, tree: EpilogueTree, multipro
     fitting = [config for config in SM90_CONFIGS if sm90_stages(config, tree, access) >= 3]
     if not fitting:
         fitting = [config for config in SM90_CONFIGS if sm90_stages(config, tree, access) >= 2]
-    best = min(fitting, key=lambda config: _cost(config, problem, multiprocessors), default=None)
-    return None if best is None else best.for_rows(problem.m)
-
-
-def _tiles(config: KernelConfig, problem: Addressing) -> int:
-    """Tiles of the outputs of a batch, whole clusters counted."""
-    rows, columns = -(-problem.m // config.tile[0]), -(-problem.n // config.tile[1])
-    along_m = -(-rows // config.cluster[0]) * config.cluster[0]
-    return along_m * -(-columns // config.cluster[1]) * config.cluster[1] * problem.batch
-
-
-# What an epilogue takes, as the depth of products that take as long: by one warp group of a pingpong kernel, and by the
-# two of a cooperative one.  Measured on an H200 with bias + tanh-gelu at 4096x50264x768 and with an output (x50257), or
-# an operand too, that goes between registers and memory.
-_EPILOGUE_DEPTH = {"tma": (730, 100), "stores": (940, 190), "loads": (1290, 420)}
-
-
-def _cost(config: KernelConfig, problem: Addressing, multiprocessors: int) -> float:
-    """In areas times depths."""
-    waves = -(-_tiles(config, problem) // multiprocessors)
-    access = problem.access
-    kind = "loads" if any(access.operands) else "stores" if any(access.outputs) else "tma"
-    hidden, added = _EPILOGUE_DEPTH[kind]
-    products = problem.k / config.rate
-    depth = max(products, hidden) if config.schedule == "pingpong" else products + added
-    return config.startup * problem.k + waves * config.tile[0] * config.tile[1] * depth
+    rasters = {config: choose_raster(config, problem, multiprocessors) for config in fitting}
+    best = min(
+        fitting,
+        key=lambda config: expected_time(config, rasters[config], problem, tree, multiprocessors),
+        default=None,
+    )
+    return None if best is None else dataclasses.replace(best, swizzle=rasters[best])
 
 
 def sm90_stages(config: KernelConfig, tree: EpilogueTree, access: Access = ALIGNED) -> int:

@@ -24,6 +24,7 @@ from gemm_ops.kernels.access import UNALIGNED, Access
 from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
 from gemm_ops.kernels.families import arch_of, choose_config, families_for, sm90_stages
 from gemm_ops.kernels.preference import faster_in_two_passes
+from gemm_ops.kernels.waves import choose_raster, tiles
 from gemm_ops.outputs import empty_padded
 from gemm_ops.plan import plan_key
 from gemm_ops.problem import read_problem
@@ -186,6 +187,20 @@ def test_raster_of_the_pingpong_tiles() -> None:
     for shape, swizzle in (((4096, 11008, 4096), 1), ((8192, 14336, 4096), 8)):
         config = choose_config("sm90", addressing_of(*shape), BIAS_GELU, 132)
         assert config is not None and config.swizzle == swizzle
+
+
+def test_bands_of_the_raster_add_no_wave() -> None:
+    """CUTLASS rounds tiles up to whole bands along both extents and computes what that adds."""
+    config = next(each for each in SM90_CONFIGS if each.name == "sm90_pingpong_128x128x64_1x2")
+    tall = addressing_of(12608, 768, 3072)  # 99 x 6 tiles
+    assert [tiles(config, tall, swizzle) for swizzle in (1, 2, 4, 8)] == [99 * 6, 100 * 8, 100 * 8, 104 * 16]
+    assert choose_raster(config, tall, 132) == 1
+    for m in range(128, 16384, 640):
+        for n in (768, 1024, 4104, 5120):
+            problem = addressing_of(m, n, 512)
+            for each in SM90_CONFIGS:
+                swizzle = choose_raster(each, problem, 132)
+                assert -(-tiles(each, problem, swizzle) // 132) == -(-tiles(each, problem) // 132)
 
 
 def test_every_configuration_is_chosen_for_some_shape() -> None:

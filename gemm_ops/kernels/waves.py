@@ -37,8 +37,8 @@ _LAUNCH = 1.4
 #: Waves up to which the last one takes as long as any, however few its tiles: of many the others run faster for it.
 _FEW_WAVES = 8
 
-# Microseconds that the epilogue of 128 x 128 elements takes: by itself, for each instruction of an element, for a matrix
-# among the operands, for an output beside the first.  A pingpong warp group works at it alone.
+# Microseconds that the epilogue of 128 x 128 elements takes: by itself, for each instruction of an element, for a
+# matrix among the operands, for an output beside the first.  A pingpong warp group works at it alone.
 _HIDDEN = (2.1, 0.195, 3.2, 0.8)
 _ADDED = (-0.35, 0.092, 1.2, 0.3)
 #: Microseconds between one tile and the next of a cooperative kernel, which has nothing else to do then.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import faulthandler
 import os
 import warnings
 from pathlib import Path
@@ -34,6 +35,7 @@ ROWS, FEATURES, HIDDEN = 256, 200, 520
 
 
 def meet(rank: int, meeting: str) -> torch.device:
+    faulthandler.enable()
     warnings.simplefilter("error", FallbackWarning)  # every product of 16 bits is to be fused
     several = torch.cuda.device_count() >= WORLD
     device = torch.device("cuda", rank if several else 0)

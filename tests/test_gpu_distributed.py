@@ -1,7 +1,7 @@
 """Two processes on GPUs: DDP, FSDP2 and tensor parallelism give what one process gives, with fused kernels.
 
-By nccl on two GPUs of one host.  Where there is one, the two that train share it and talk by gloo; tensor parallelism is
-then of one process, for PyTorch 2.11's DTensor dies in gloo's collectives of CUDA tensors.
+By nccl on two GPUs of one host.  Where there is one, the two that train share it and talk by gloo; tensor parallelism
+is then of one process, for PyTorch 2.11's DTensor dies in gloo's collectives of CUDA tensors.
 """
 
 from __future__ import annotations

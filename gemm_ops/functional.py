@@ -96,7 +96,11 @@ def multiply_described(
     text, names, outputs = described
     a, b = cast_as_autocast(a, b)
     needs = ",".join(product_needs(a, b, operands)) if torch.is_grad_enabled() else ""
-    found = torch.ops.gemm_ops.matmul(a, b, *flatten(text, names, operands), needs, padded_output)
+    flat = flatten(text, names, operands)
+    if needs:
+        found = torch.ops.gemm_ops.matmul(a, b, *flat, needs, padded_output)
+    else:
+        found = torch.ops.gemm_ops.matmul_inference(a, b, *flat, padded_output)
     return dict(zip(outputs, found, strict=False))
 
 

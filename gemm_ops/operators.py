@@ -6,6 +6,7 @@
 ``gemm_ops::apply(Tensor x, Tensor[] operands, float[] numbers, str given, str epilogue) -> Tensor[]``
 ``gemm_ops::matmul(Tensor a, Tensor b, Tensor[] operands, float[] numbers, str given, str epilogue, str needs, bool
 padded_output) -> Tensor[]``
+``gemm_ops::matmul_inference``: the same without ``needs``
 
 Contract
 --------
@@ -18,6 +19,8 @@ Contract
 * ``needs`` names what gradients will be needed of ("accumulator,bias"); what the backward reads of the accumulator
   follows the caller's outputs.  "" for inference.
 * Differentiable: the backward is made of calls of the same operators (:mod:`gemm_ops.gradients`).
+* ``matmul_inference`` is not, and is what graphs have that record no gradients: an autograd kernel in Python takes half
+  of the host's time of a call.
 
 Where nothing is traced, calls do not come by here: an operator written in Python costs more
 than the rest of a warm call, and a recorded one several times as much as :mod:`gemm_ops.recording`.
@@ -253,6 +256,24 @@ def _matmul_fake(a: Tensor, b: Tensor, *arguments: Any) -> list[Tensor]:
     return outputs
 
 
+_LIBRARY.define(
+    f"matmul_inference(Tensor a, Tensor b, {_OPERANDS}, bool padded_output) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_LIBRARY, "matmul_inference", "CompositeExplicitAutograd")
+def _matmul_inference(a: Tensor, b: Tensor, *arguments: Any) -> list[Tensor]:
+    *described, padded_output = arguments
+    return _matmul(a, b, *described, "", padded_output)
+
+
+@torch.library.register_fake("gemm_ops::matmul_inference", lib=_LIBRARY)
+def _matmul_inference_fake(a: Tensor, b: Tensor, *arguments: Any) -> list[Tensor]:
+    *described, padded_output = arguments
+    return _matmul_fake(a, b, *described, "", padded_output)
+
+
 def _setup_matmul(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     a, b, operands, numbers, given, text, needs, _ = inputs
     epilogue = epilogue_of(text)
@@ -266,7 +287,7 @@ def _setup_matmul(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     identity = builders.identity()
-    found: list[Tensor] = torch.ops.gemm_ops.matmul(a, b, *flatten(identity.text, (), {}), "", False)
+    found: list[Tensor] = torch.ops.gemm_ops.matmul_inference(a, b, *flatten(identity.text, (), {}), False)
     return found[0]
 
 

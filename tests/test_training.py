@@ -311,6 +311,24 @@ def test_opcheck(grad: bool) -> None:
         needs = ",".join(["accumulator", *trained]) if grad else ""
         arguments = (x, weight.t(), *flatten(text, names, operands), needs, False)  # type: ignore[arg-type]
         torch.library.opcheck(torch.ops.gemm_ops.matmul.default, arguments)
+        if not grad:
+            *described, _, padded_output = arguments
+            torch.library.opcheck(torch.ops.gemm_ops.matmul_inference.default, (*described, padded_output))
+
+
+def test_graphs_without_gradients_have_the_operator_without_autograd() -> None:
+    layer, x, graphs = FusedLinear(6, 4, epilogue="gelu"), torch.randn(3, 6), []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append([node.target for node in graph.graph.nodes])
+        return graph
+
+    compiled = torch.compile(layer, fullgraph=True, backend=keep)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), layer(x))
+    assert torch.equal(compiled(x), layer(x)), "compiled anew where gradients are recorded"
+    operators = [torch.ops.gemm_ops.matmul_inference, torch.ops.gemm_ops.matmul]
+    assert [operator in targets for operator, targets in zip(operators, graphs, strict=True)] == [True, True]
 
 
 def test_export() -> None:
@@ -363,5 +381,6 @@ def test_products_of_a_backward_at_odd_extents_are_fused_in_graphs_too(monkeypat
         assert len(fused) == count, (m, n, k)
         graph = make_fx(step)(x, weight)
         targets = [node.target for node in graph.graph.nodes]
-        assert targets.count(torch.ops.gemm_ops.matmul.default) == 1 + count
+        assert targets.count(torch.ops.gemm_ops.matmul.default) == 1
+        assert targets.count(torch.ops.gemm_ops.matmul_inference.default) == count
         torch.testing.assert_close(graph(x, weight), expected)

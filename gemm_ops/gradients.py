@@ -217,7 +217,7 @@ class Pass:
             for gradient in one.gradients:
                 raw = values[outputs[gradient.target]]
                 if gradient.target == ACCUMULATOR:
-                    value = raw.to(x.dtype)
+                    value = raw if raw.dtype == x.dtype else raw.to(x.dtype)
                 else:
                     look = operands[gradient.target]
                     shape, dtype = (look.shape, look.dtype) if isinstance(look, Look) else ((), wide)

@@ -37,7 +37,7 @@ def gradient_of_a(grad: Tensor, shape: Sequence[int], b: Tensor, fused: Product)
         grad = grad.unsqueeze(-2)
     found = _times(grad, b.mT, fused)
     # flattened, as no extent is to be told from the others: one may be 0
-    return found.sum_to_size(shape) if len(shape) > 1 else found.flatten(0, -2).sum_to_size(1, shape[0])[0]
+    return _summed(found, shape) if len(shape) > 1 else found.flatten(0, -2).sum_to_size(1, shape[0])[0]
 
 
 def gradient_of_b(grad: Tensor, a: Tensor, shape: Sequence[int], fused: Product, *, turned: bool) -> Tensor:
@@ -52,10 +52,15 @@ def gradient_of_b(grad: Tensor, a: Tensor, shape: Sequence[int], fused: Product,
     """
     if a.ndim == 1:
         a, grad = a.unsqueeze(0), grad.unsqueeze(-2)
-    if len(shape) == 2:  # all batches share it: one product
+    if len(shape) == 2 and a.ndim > 2:  # all batches share it: one product
         a, grad = a.flatten(0, -2), grad.flatten(0, -2)
     found = _times(grad.mT, a, fused).mT if turned else _times(a.mT, grad, fused)
-    return found.sum_to_size(shape)
+    return _summed(found, shape)
+
+
+def _summed(found: Tensor, shape: Sequence[int]) -> Tensor:
+    """A gradient summed over the dimensions in which its matrix is repeated."""
+    return found if found.shape == shape else found.sum_to_size(shape)
 
 
 def _times(a: Tensor, b: Tensor, fused: Product) -> Tensor:

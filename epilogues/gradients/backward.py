@@ -134,7 +134,7 @@ class Gradient:
             terms = terms.sum(dims) if same else terms.sum(dims, dtype=compute_dtype)
         # the terms themselves where they are it: autograd minds two gradients that are one tensor, not two views of one
         terms = terms if terms.shape == tuple(shape) else terms.reshape(shape)
-        return terms.to(dtype)
+        return terms if terms.dtype == dtype else terms.to(dtype)
 
     def __str__(self) -> str:
         how = "summed over what its kind says" if self.over is None else f"summed over {' and '.join(self.over)}"

@@ -36,7 +36,8 @@ def gradient_of_a(grad: Tensor, shape: Sequence[int], b: Tensor, fused: Product)
     if len(shape) == 1:
         grad = grad.unsqueeze(-2)
     found = _times(grad, b.mT, fused)
-    return found.sum_to_size(shape) if len(shape) > 1 else found.reshape(-1, shape[0]).sum_to_size(1, shape[0])[0]
+    # flattened, as no extent is to be told from the others: one may be 0
+    return found.sum_to_size(shape) if len(shape) > 1 else found.flatten(0, -2).sum_to_size(1, shape[0])[0]
 
 
 def gradient_of_b(grad: Tensor, a: Tensor, shape: Sequence[int], fused: Product, *, turned: bool) -> Tensor:
@@ -52,7 +53,7 @@ def gradient_of_b(grad: Tensor, a: Tensor, shape: Sequence[int], fused: Product,
     if a.ndim == 1:
         a, grad = a.unsqueeze(0), grad.unsqueeze(-2)
     if len(shape) == 2:  # all batches share it: one product
-        a, grad = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        a, grad = a.flatten(0, -2), grad.flatten(0, -2)
     found = _times(grad.mT, a, fused).mT if turned else _times(a.mT, grad, fused)
     return found.sum_to_size(shape)
 

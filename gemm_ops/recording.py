@@ -93,6 +93,8 @@ class _Multiply(torch.autograd.Function):
         forward = storing_forward(epilogue, needs, a.dtype)
         with without_autocast(a.device.type):  # the matrices have its dtype
             results = multiply(a, b, forward, operands, None, padded_output)
+        if padded_output:
+            results = {name: _no_view(tensor) for name, tensor in results.items()}
         keep_product(ctx, forward, epilogue.outputs, needs, a, b, operands, results)
         ctx.tensor_names = names
         return tuple(results[name] for name in forward.outputs)
@@ -101,6 +103,13 @@ class _Multiply(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         grad_a, grad_b, found = product_gradients(ctx, grads, compute_recorded, _product)
         return None, None, None, None, None, grad_a, grad_b, *(found.get(name) for name in ctx.tensor_names)
+
+
+def _no_view(tensor: Tensor) -> Tensor:
+    """A new tensor's memory as a tensor that is no view: an output that is one, autograd does not let be changed."""
+    if not tensor._is_view():
+        return tensor
+    return tensor.new_empty(0).set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

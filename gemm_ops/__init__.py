@@ -11,6 +11,7 @@ The layers, from the user down; each only knows those below it:
 ``sharded``              the same for a weight that is sharded over devices.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
 ``standalone``           :func:`apply`: an epilogue without a product.
+``symbolic``             what torch.fx sees of a call.
 ``operators``            what PyTorch's compiler and exporter see of it.
 ``recording``            what autograd sees of it.
 ``gradients``            its backward, from the derivative trees.

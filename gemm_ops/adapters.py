@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_module_registration_hook
 
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
 
 #: How a layer within an adapter is called: as a mere nn.Linear, or with its epilogue.
 BARE, WHOLE = "bare", "whole"
+
+#: What an adapter's forward may give: a tensor, or what stands for one where torch.fx traces.
+_ADAPTED: tuple[type, ...] = (Tensor, Proxy)
 
 _calls = threading.local()
 _classes: dict[type[nn.Module], type[nn.Module]] = {}
@@ -180,7 +184,7 @@ class _EpilogueLast(nn.Module):
         with _calling(layer, BARE):
             adapted = super().forward(*args, **keywords)
         check_not_sharded(adapted)
-        if not isinstance(adapted, Tensor):
+        if not isinstance(adapted, _ADAPTED):
             raise TypeError(f"the adapter {type(self).__name__} gave a {type(adapted).__name__}, not a tensor")
         if is_identity(epilogue):
             return _padded(adapted, layer)
@@ -265,7 +269,7 @@ def _check_leaves_bias(adapter: Any, epilogue: Epilogue) -> None:
 
 def _padded(outputs: Outputs, layer: FusedLinear) -> Outputs:
     """As the layer's ``padded_output`` has it: views of rows that begin at multiples of 16 bytes."""
-    if not layer.padded_output:
+    if not layer.padded_output or isinstance(outputs, Proxy):  # torch.fx has no shapes to decide by
         return outputs
     if isinstance(outputs, dict):
         return {name: _padded_tensor(tensor) for name, tensor in outputs.items()}

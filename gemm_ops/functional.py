@@ -22,6 +22,7 @@ from .gradients import product_needs
 from .operators import describe, fill_given, flatten
 from .product_call import cast_as_autocast, decide_product, multiply, multiply_by_operations
 from .recording import multiply_recorded
+from .symbolic import record_call, tracer_of
 from .transforms import are_transforms_active
 
 
@@ -58,6 +59,9 @@ def matmul(
         EpilogueError: the operands are not the epilogue's.
         BuildError: the kernel does not compile.
     """
+    if (tracer := tracer_of(a, b, *operands.values())) is not None:
+        keywords = {"out": out, "padded_output": padded_output, **operands}
+        return record_call(tracer, matmul, (a, b), epilogue, keywords)
     transformed = are_transforms_active()
     if not transformed and (torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
         return _traced(a, b, epilogue, out, operands, padded_output)
@@ -119,6 +123,9 @@ def linear(
 
     Everything else is as in :func:`matmul`.
     """
+    if (tracer := tracer_of(x, weight)) is not None:  # here, for a graph is to have the parameter, not a view of it
+        keywords = {"out": out, "padded_output": padded_output, **operands}
+        return record_call(tracer, linear, (x, weight), epilogue, keywords)
     return matmul(x, transpose_weight(weight), epilogue, out=out, padded_output=padded_output, **operands)
 
 

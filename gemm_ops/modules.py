@@ -24,11 +24,12 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from epilogues import Epilogue, EpilogueError, Kind
 
@@ -36,6 +37,7 @@ from . import adapters
 from .addressing.views import ACCESS_BYTES, address_of, pitch_of, stands_for_others
 from .arguments import EpilogueLike, Outputs, as_epilogue
 from .functional import linear
+from .symbolic import record_layer
 
 
 class FusedLinear(nn.Linear):
@@ -133,6 +135,8 @@ class FusedLinear(nn.Linear):
         Returns:
             (..., out_features), or a dictionary of such tensors if the epilogue has several outputs.
         """
+        if isinstance(input, Proxy) and not self.within_adapter:
+            return record_layer(self, input, operands, _call_layer)
         if self.within_adapter and adapters.calling_mode(self) == adapters.BARE:
             return self._forward_bare(input, operands)
         if self.bias is not None:
@@ -195,6 +199,19 @@ class FusedLinear(nn.Linear):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._lay_out_weight()
+
+
+def _call_layer(
+    x: Tensor,
+    weight: Tensor,
+    epilogue: EpilogueLike,
+    bias: Tensor | None,
+    padded_output: bool,
+    operands: Mapping[str, Tensor | float],
+) -> Outputs:
+    """What a layer computes, as a function of its parameters: a node of a graph of torch.fx."""
+    own = {} if bias is None else {"bias": bias}
+    return linear(x, weight, epilogue, out=None, padded_output=padded_output, **own, **operands)
 
 
 def pad_parameter(parameter: nn.Parameter) -> None:

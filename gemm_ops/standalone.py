@@ -25,6 +25,7 @@ from .elementwise_call import bind_elementwise, compute_by_operations, run_eleme
 from .gradients import needs_of
 from .operators import describe, fill_given, flatten
 from .recording import compute_recorded
+from .symbolic import record_call, tracer_of
 from .transforms import are_transforms_active
 
 
@@ -60,6 +61,8 @@ def apply(
         UnsupportedProblemError: within ``use_backend("sm90")`` or ``"sm80"``, which here mean one kernel, whichever
             the device: none takes the call.
     """
+    if (tracer := tracer_of(x, *operands.values())) is not None:
+        return record_call(tracer, apply, (x,), epilogue, {"out": out, **operands})
     transformed = are_transforms_active()
     if not transformed and (torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
         return _traced(x, epilogue, out, operands)

@@ -57,9 +57,6 @@ if TYPE_CHECKING:
 #: How a layer within an adapter is called: as a mere nn.Linear, or with its epilogue.
 BARE, WHOLE = "bare", "whole"
 
-#: What an adapter's forward may give: a tensor, or what stands for one where torch.fx traces.
-_ADAPTED: tuple[type, ...] = (Tensor, Proxy)
-
 _calls = threading.local()
 _classes: dict[type[nn.Module], type[nn.Module]] = {}
 _layer_class: type[FusedLinear]
@@ -184,7 +181,7 @@ class _EpilogueLast(nn.Module):
         with _calling(layer, BARE):
             adapted = super().forward(*args, **keywords)
         check_not_sharded(adapted)
-        if not isinstance(adapted, _ADAPTED):
+        if not _is_tensor(adapted):
             raise TypeError(f"the adapter {type(self).__name__} gave a {type(adapted).__name__}, not a tensor")
         if is_identity(epilogue):
             return _padded(adapted, layer)
@@ -243,6 +240,10 @@ def _calling(layer: FusedLinear, mode: str) -> Iterator[None]:
 def _is_bare(layer: FusedLinear) -> bool:
     modes = [mode for called, mode in getattr(_calls, "stack", ()) if called is layer]
     return modes[-1:] == [BARE]
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, (Tensor, Proxy))  # which stands for one where torch.fx traces
 
 
 def _is_lora(adapter: nn.Module) -> bool:

@@ -10,6 +10,8 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
+from .errors import UnsupportedProblemError
+
 BACKENDS = ("auto", "sm90", "sm80", "cublas", "reference")
 
 _forced: contextvars.ContextVar[str] = contextvars.ContextVar("gemm_ops_backend", default="auto")
@@ -42,3 +44,17 @@ def use_backend(backend: str) -> Iterator[None]:
 def forced_backend() -> str:
     """The backend that :func:`use_backend` asks for here, or "auto"."""
     return _forced.get()
+
+
+def require_no_kernel(reason: str) -> None:
+    """Refuses to compute a call operation by operation where a backend is asked for that would not.
+
+    Args:
+        reason: why no other backend can compute it.
+
+    Raises:
+        UnsupportedProblemError: within ``use_backend`` of "sm90", "sm80" or "cublas".
+    """
+    forced = forced_backend()
+    if forced not in ("auto", "reference"):
+        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")

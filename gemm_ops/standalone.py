@@ -22,11 +22,12 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from .addressing.views import has_memory
 from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .elementwise_call import bind_elementwise, compute_by_operations, run_elementwise
+from .forcing import require_no_kernel
 from .gradients import needs_of
 from .operators import describe, fill_given, flatten
 from .recording import compute_recorded
 from .symbolic import record_call, tracer_of
-from .transforms import are_transforms_active
+from .transforms import TRANSFORMED, are_transforms_active
 
 
 def apply(
@@ -73,7 +74,9 @@ def apply(
             return results_of(compute_recorded(x, chosen, given))
         transformed = torch.is_grad_enabled() and needs_of(x, given) != ()  # operation by operation; refused, for out=
     if transformed:
-        return results_of(compute_by_operations(bind_elementwise(x, chosen, given, out)))
+        call = bind_elementwise(x, chosen, given, out)
+        require_no_kernel(TRANSFORMED)
+        return results_of(compute_by_operations(call))
     return results_of(run_elementwise(x, chosen, given, out))
 
 

@@ -187,6 +187,26 @@ def test_transforms_of_torch_func_are_not_compiled_wrongly(kind: str, name: str)
         torch.compile(transform(call), backend="eager", fullgraph=True)(x)
 
 
+@pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("kind", ["apply", "matmul", "layer"])
+def test_a_backend_asked_for_is_not_ignored_in_transforms(kind: str, name: str) -> None:
+    weight = torch.randn(5, 5)
+    calls = {
+        "apply": lambda x: gemm_ops.apply(x, "silu"),
+        "matmul": lambda x: gemm_ops.matmul(x, weight, "silu"),
+        "layer": gemm_ops.FusedLinear(5, 5, epilogue="silu"),
+    }
+    call, x = TRANSFORMED[name](calls[kind]), torch.randn(3, 5)
+    expected = call(x)
+    for backend in ("sm90", "sm80", "cublas"):
+        with gemm_ops.use_backend(backend), pytest.raises(gemm_ops.UnsupportedProblemError, match=f"'{backend}' can"):
+            call(x)
+    for backend in ("auto", "reference"):
+        with gemm_ops.use_backend(backend):
+            torch.testing.assert_close(call(x), expected)
+
+
 def test_out_is_checked_by_graphs_too() -> None:
     x, operands = torch.randn(4, 6), operands_of(4, 6)
     good = {"D": torch.empty(4, 6), "z": torch.empty(4, 6)}

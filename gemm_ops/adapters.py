@@ -175,9 +175,10 @@ class _EpilogueLast(nn.Module):
         if _passes_through(self):
             with _calling(layer, WHOLE):
                 return super().forward(*args, **keywords)
+        whole = layer.epilogue_of_call(keywords if layer.bias is None else ())
         epilogue = self._epilogue_of(layer)
-        if layer.bias is not None and not adds_bias_first(layer.epilogue):
-            _check_leaves_bias(self, layer.epilogue)
+        if layer.bias is not None and not adds_bias_first(whole):
+            _check_leaves_bias(self, whole)
         with _calling(layer, BARE):
             adapted = super().forward(*args, **keywords)
         check_not_sharded(adapted)
@@ -185,7 +186,7 @@ class _EpilogueLast(nn.Module):
             raise TypeError(f"the adapter {type(self).__name__} gave a {type(adapted).__name__}, not a tensor")
         if is_identity(epilogue):
             return _padded(adapted, layer)
-        operands = {name: value for name, value in keywords.items() if name in layer.epilogue.operands}
+        operands = {name: value for name, value in keywords.items() if name in whole.operands}
         if layer.bias is not None and BIAS in epilogue.operands:
             operands[BIAS] = layer.bias
         return _padded(apply(adapted, epilogue, **operands), layer)

@@ -52,9 +52,10 @@ def record_layer(
     path = None if layer._forward_hooks or layer._forward_pre_hooks else _path_of(tracer, layer)
     if path:  # "" is the module that is traced
         return tracer.create_proxy("call_module", path, (x,), operands)
+    epilogue = layer.epilogue_of_call(() if isinstance(operands, fx.Proxy) else operands)
     # of the module that is traced the keywords are one proxy, and a node takes no such keywords
     keywords = {"bias": layer.bias, "padded_output": layer.padded_output, "operands": operands}
-    return record_call(tracer, call, (x, layer.weight), layer.epilogue, keywords)
+    return record_call(tracer, call, (x, layer.weight), epilogue, keywords)
 
 
 def _path_of(tracer: Any, module: nn.Module) -> str | None:

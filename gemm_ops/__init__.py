@@ -8,6 +8,7 @@ The layers, from the user down; each only knows those below it:
 ``conversion/``          :func:`fuse`, :func:`unfuse`: whole models.
 ``modules``              :class:`FusedLinear`.
 ``adapters``             LoRA and its kin on one: what they add comes before the epilogue.
+``holders``              which of these hold a layer.
 ``sharded``              the same for a weight that is sharded over devices.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
 ``standalone``           :func:`apply`: an epilogue without a product.

@@ -68,7 +68,7 @@ class FusedLinear(nn.Linear):
 
     _epilogues: tuple[Epilogue | None, Epilogue]
 
-    #: Set where an adapter holds the layer; see :mod:`gemm_ops.adapters`.
+    #: Set where an adapter holds the layer; see :mod:`gemm_ops.holders`.
     within_adapter = False
 
     def __init__(
@@ -243,6 +243,7 @@ class FusedLinear(nn.Linear):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__.pop("within_adapter", None)  # a copy is, where the adapter is copied with it
         self._lay_out_weight()
 
 

@@ -119,8 +119,8 @@ def calling_mode(layer: FusedLinear) -> str:
     raise EpilogueError(
         f"this FusedLinear is within an adapter, a {name}, and was called by something other than its forward "
         "(a direct call, or code that replaces that forward, as X-LoRA does): what is added to its result would come "
-        f"after the epilogue; call the {name}, or take the layer out first: merge_and_unload() or unload() of peft; of a "
-        "wrapper of your own put the layer in its place, delete the attribute that holds it, or let the wrapper go"
+        f"after the epilogue; call the {name}, or take the layer out first: merge_and_unload() or unload() of peft; of "
+        "a wrapper of your own put the layer in its place, delete the attribute that holds it, or let the wrapper go"
     )
 
 
@@ -154,8 +154,8 @@ def _see_registration(module: nn.Module, name: str, submodule: nn.Module | None)
     elif isinstance(module, _EpilogueLast):
         for layer in _layers_in(submodule):
             hold(module, layer)
-    elif isinstance(submodule, _layer_class) and submodule.within_adapter and (old := module._modules.get(name)):
-        replace(old, submodule)
+    elif isinstance(submodule, _layer_class) and submodule.within_adapter and name in module._modules:
+        replace(module._modules[name], submodule)
 
 
 def _is_of_peft(module: nn.Module) -> bool:

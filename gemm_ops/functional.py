@@ -65,15 +65,32 @@ def matmul(
     transformed = are_transforms_active()
     if not transformed and (torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
         return _traced(a, b, epilogue, out, operands, padded_output)
+    if transformed:
+        return _transformed(a, b, epilogue, out, operands, padded_output)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     given = without_absent_bias(chosen, operands)
-    if not transformed and isinstance(a, Tensor) and isinstance(b, Tensor):
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
         if out is None and has_memory(a) and has_memory(b):
             return results_of(multiply_recorded(*cast_as_autocast(a, b), chosen, given, padded_output))
-        transformed = torch.is_grad_enabled() and product_needs(a, b, given) != ()  # by operations; refused, for out=
-    if transformed:
-        return results_of(multiply_by_operations(a, b, chosen, given, out, padded_output))
+        if torch.is_grad_enabled() and product_needs(a, b, given):  # by operations; refused, for out=
+            return _transformed(a, b, epilogue, out, operands, padded_output)
     return results_of(multiply(a, b, chosen, given, out, padded_output))
+
+
+# PyTorch's compiler, which leaves a transform that it cannot trace to Python, would trace what that calls all the same
+@torch.compiler.disable
+def _transformed(
+    a: Tensor,
+    b: Tensor,
+    epilogue: EpilogueLike,
+    out: Tensor | Mapping[str, Tensor] | None,
+    operands: Mapping[str, Tensor | float],
+    padded_output: bool,
+) -> Outputs:
+    """The call operation by operation."""
+    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    given = without_absent_bias(chosen, operands)
+    return results_of(multiply_by_operations(a, b, chosen, given, out, padded_output))
 
 
 def _traced(

@@ -52,9 +52,9 @@ def hold_called(adapter: nn.Module, layer: FusedLinear) -> None:
         hold(adapter, layer)
 
 
-def replace(old: nn.Module, layer: FusedLinear) -> None:
+def replace(old: nn.Module | None, layer: FusedLinear) -> None:
     """Notes that a layer is put in the place of a module, which may be or have an adapter that holds it."""
-    parts = list(old.modules())
+    parts = [] if old is None else list(old.modules())
     for one in _holds.get(layer, ()):
         if any(part is one.adapter() for part in parts):
             one.replaced = True

@@ -67,17 +67,28 @@ def apply(
     transformed = are_transforms_active()
     if not transformed and (torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
         return _traced(x, epilogue, out, operands)
+    if transformed:
+        return _transformed(x, epilogue, out, operands)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     given = without_absent_bias(chosen, operands)
-    if not transformed and isinstance(x, Tensor):
+    if isinstance(x, Tensor):
         if out is None and has_memory(x):
             return results_of(compute_recorded(x, chosen, given))
-        transformed = torch.is_grad_enabled() and needs_of(x, given) != ()  # operation by operation; refused, for out=
-    if transformed:
-        call = bind_elementwise(x, chosen, given, out)
-        require_no_kernel(TRANSFORMED)
-        return results_of(compute_by_operations(call))
+        if torch.is_grad_enabled() and needs_of(x, given):  # operation by operation; refused, for out=
+            return _transformed(x, epilogue, out, operands)
     return results_of(run_elementwise(x, chosen, given, out))
+
+
+# PyTorch's compiler, which leaves a transform that it cannot trace to Python, would trace what that calls all the same
+@torch.compiler.disable
+def _transformed(
+    x: Tensor, epilogue: EpilogueLike, out: Tensor | Mapping[str, Tensor] | None, operands: Mapping[str, Tensor | float]
+) -> Outputs:
+    """The call operation by operation."""
+    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    call = bind_elementwise(x, chosen, without_absent_bias(chosen, operands), out)
+    require_no_kernel(TRANSFORMED)
+    return results_of(compute_by_operations(call))
 
 
 def _traced(

@@ -187,6 +187,24 @@ def test_transforms_of_torch_func_are_not_compiled_wrongly(kind: str, name: str)
         torch.compile(transform(call), backend="eager", fullgraph=True)(x)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("kind", ["apply", "matmul", "layer"])
+def test_transforms_are_left_to_python_by_a_compiler_that_may(kind: str, name: str) -> None:
+    """Without ``fullgraph``: the transform runs as it does uncompiled."""
+    if name == "grad" and torch.__version__ < "2.13":
+        pytest.skip("this PyTorch fails on any graph break within torch.func.grad")
+    weight, residual = torch.randn(5, 5), ep.builders.residual("gelu")
+    layer = gemm_ops.FusedLinear(5, 5, epilogue=residual)
+    calls = {
+        "apply": lambda x: gemm_ops.apply(x, residual, bias=weight[0], residual=x),
+        "matmul": lambda x: gemm_ops.linear(x, weight, residual, bias=weight[0], residual=x),
+        "layer": lambda x: layer(x, residual=x),
+    }
+    call, x = TRANSFORMED[name](calls[kind]), torch.randn(3, 5)
+    torch.testing.assert_close(torch.compile(call, backend="eager")(x), call(x))
+
+
 @pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
 @pytest.mark.parametrize("name", TRANSFORMED)
 @pytest.mark.parametrize("kind", ["apply", "matmul", "layer"])

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from .compiling import MAKE_OUTSIDE, refuse_tracing, untraced
 from .dtypes import torch_dtype
 from .errors import EpilogueError
 from .operand_shapes import check_names, is_number, operand_number
@@ -56,6 +57,7 @@ class Epilogue:
     __name__: str
     __qualname__: str
 
+    @untraced(MAKE_OUTSIDE)
     def __init__(
         self,
         function: Callable[..., Any],
@@ -77,6 +79,7 @@ class Epilogue:
         self.__name__ = chosen
 
     @classmethod
+    @untraced(MAKE_OUTSIDE)
     def from_tree(cls, tree: EpilogueTree, name: str = "epilogue") -> Epilogue:
         """The epilogue that a tree describes.
 
@@ -132,6 +135,7 @@ class Epilogue:
         Raises:
             EpilogueError: for any other rounding.
         """
+        refuse_tracing(MAKE_OUTSIDE)
         if _known_rounding(rounding) == self.tree.rounding:
             return self
         _check_goes_together(self.name, rounding, self.tree.compute_dtype)
@@ -144,6 +148,7 @@ class Epilogue:
             DtypeError: for dtypes other than float32, float16 and bfloat16.
             EpilogueError: if the epilogue has eager rounding.
         """
+        refuse_tracing(MAKE_OUTSIDE)
         name = known_compute_dtype(dtype)
         if name == self.tree.compute_dtype:
             return self
@@ -386,6 +391,7 @@ def epilogue(
     Raises:
         EpilogueError: if the function cannot be fused, naming the line that is the reason.
     """
+    refuse_tracing(MAKE_OUTSIDE)
     if function is None:
         return functools.partial(epilogue, name=name, rounding=rounding, compute_dtype=compute_dtype)
     if not callable(function):

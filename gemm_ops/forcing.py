@@ -10,6 +10,8 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
+from epilogues.compiling import refuse_tracing
+
 from .errors import UnsupportedProblemError
 
 BACKENDS = ("auto", "sm90", "sm80", "cublas", "reference")
@@ -29,9 +31,13 @@ def use_backend(backend: str) -> Iterator[None]:
             "reference", PyTorch operation by operation; or "auto" for the default choice.
 
     Raises:
+        EpilogueError: within what torch.compile compiles.
         ValueError: for any other name.  Calls inside raise :class:`UnsupportedProblemError` where the backend
             cannot take the problem, and :class:`BuildError` where its kernel cannot be built.
     """
+    refuse_tracing(
+        "use_backend cannot be entered within what torch.compile compiles: enter it around the compiled call"
+    )
     if backend not in BACKENDS:
         raise ValueError(f"backend should be one of {', '.join(BACKENDS)}, got {backend!r}")
     token = _forced.set(backend)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from epilogues.compiling import untraced
+
 from .addressing.views import has_memory
 from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .dispatch import Decision
@@ -23,7 +25,7 @@ from .operators import describe, fill_given, flatten
 from .product_call import cast_as_autocast, decide_product, multiply, multiply_by_operations
 from .recording import multiply_recorded
 from .symbolic import record_call, tracer_of
-from .transforms import are_transforms_active
+from .transforms import TRANSFORMED, are_transforms_active
 
 
 def matmul(
@@ -77,8 +79,8 @@ def matmul(
     return results_of(multiply(a, b, chosen, given, out, padded_output))
 
 
-# PyTorch's compiler, which leaves a transform that it cannot trace to Python, would trace what that calls all the same
-@torch.compiler.disable
+# the compiler, which leaves a transform that it cannot trace to Python, would trace what that calls all the same
+@untraced(TRANSFORMED)
 def _transformed(
     a: Tensor,
     b: Tensor,

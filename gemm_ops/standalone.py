@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from epilogues.compiling import untraced
+
 from .addressing.views import has_memory
 from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .elementwise_call import bind_elementwise, compute_by_operations, run_elementwise
@@ -79,8 +81,8 @@ def apply(
     return results_of(run_elementwise(x, chosen, given, out))
 
 
-# PyTorch's compiler, which leaves a transform that it cannot trace to Python, would trace what that calls all the same
-@torch.compiler.disable
+# the compiler, which leaves a transform that it cannot trace to Python, would trace what that calls all the same
+@untraced(TRANSFORMED)
 def _transformed(
     x: Tensor, epilogue: EpilogueLike, out: Tensor | Mapping[str, Tensor] | None, operands: Mapping[str, Tensor | float]
 ) -> Outputs:

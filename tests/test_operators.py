@@ -187,6 +187,40 @@ def test_transforms_of_torch_func_are_not_compiled_wrongly(kind: str, name: str)
         torch.compile(transform(call), backend="eager", fullgraph=True)(x)
 
 
+def declared(acc, residual: Aux):
+    return torch.relu(acc) + residual
+
+
+relu = ep.builders.activation("relu")
+
+
+def in_context(x: Tensor) -> Any:
+    with gemm_ops.use_backend("reference"):
+        return gemm_ops.apply(x, "relu")
+
+
+MADE_INSIDE = {
+    "builder": (lambda x: gemm_ops.apply(x, ep.builders.residual("relu"), bias=x[0], residual=x), "made"),
+    "function": (lambda x: gemm_ops.apply(x, ep.epilogue(declared), residual=x), "made"),
+    "module": (lambda x: gemm_ops.apply(x, ep.epilogue(torch.nn.GELU())), "made"),
+    "rounding": (lambda x: gemm_ops.apply(x, relu.with_rounding("eager")), "made"),
+    "compute dtype": (lambda x: gemm_ops.apply(x, relu.with_compute_dtype(torch.bfloat16)), "made"),
+    "cast": (lambda x: gemm_ops.apply(x, ep.builders.cast(torch.bfloat16, relu)), "made"),
+    "context": (in_context, "entered"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MADE_INSIDE)
+def test_what_is_to_be_done_outside_of_what_is_compiled(name: str) -> None:
+    call, done = MADE_INSIDE[name]
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(torch.compile(call, backend="eager")(x), call(x))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=f"cannot be {done} within what torch.compile compiles"):
+        torch.compile(call, backend="eager", fullgraph=True)(x)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TRANSFORMED)
 @pytest.mark.parametrize("kind", ["apply", "matmul", "layer"])

@@ -215,16 +215,22 @@ class Epilogue:
         acc: Tensor,
         /,
         *,
-        compute_dtype: torch.dtype = torch.float32,
+        compute_dtype: torch.dtype | None = None,
         keep_casts: bool = True,
         out_dtype: torch.dtype | str | None = None,
         **operands: Tensor | float,
     ) -> Any:
         """What the epilogue computes, unfused, in PyTorch; see :func:`epilogues.reference.evaluate`.
 
+        Args:
+            compute_dtype: float32 or float64; None: float64 for a float64 accumulator, as for float64 matrices, else
+                float32.
+
         Returns:
             The output tensor, or, of an epilogue with several outputs, a dict of them by name.
         """
+        if compute_dtype is None:
+            compute_dtype = torch.float64 if getattr(acc, "dtype", None) == torch.float64 else torch.float32
         outputs = evaluate(
             self.tree,
             acc,

@@ -66,8 +66,6 @@ class FusedLinear(nn.Linear):
         ValueError: if the layer has a bias that the epilogue has no operand for.
     """
 
-    _epilogues: tuple[Epilogue | None, Epilogue]
-
     #: Set where an adapter holds the layer; see :mod:`gemm_ops.holders`.
     within_adapter = False
 
@@ -110,7 +108,7 @@ class FusedLinear(nn.Linear):
 
     @epilogue.setter
     def epilogue(self, value: EpilogueLike) -> None:
-        self._epilogues = _either_epilogue(value, self.bias is not None)
+        self._epilogues: tuple[Epilogue | None, Epilogue] = _either_epilogue(value, self.bias is not None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "epilogue":  # nn.Module would make a module, which is no epilogue, a submodule

@@ -16,7 +16,8 @@ Where to look: ``tree`` (the data), ``operations`` (the table), ``functions`` (w
 ``refusal_reasons`` and ``validation`` (what is refused, and how; ``error_catalogue`` lists it all), ``reference``
 (what a tree means), ``operand_shapes`` (how operands spread), ``passes`` (from tree to tree: simplification, eager
 rounding, compute dtypes), ``gradients`` (the backward of an epilogue), ``analysis`` (bytes, registers, dtypes),
-``builders`` (ready-made ones), ``render``, ``graphs`` and ``serialize`` (a tree as text, pictures and JSON).
+``builders`` (ready-made ones), ``render``, ``graphs`` and ``serialize`` (a tree as text, pictures and JSON),
+``compiling`` (what PyTorch's compiler is kept out of).
 Nothing here knows of GEMM kernels.
 """
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from .compiling import MAKE_OUTSIDE, refuse_tracing, untraced
 from .dtypes import torch_dtype
 from .errors import EpilogueError
 from .operand_shapes import check_names, is_number, operand_number
@@ -56,6 +57,7 @@ class Epilogue:
     __name__: str
     __qualname__: str
 
+    @untraced(MAKE_OUTSIDE)
     def __init__(
         self,
         function: Callable[..., Any],
@@ -77,6 +79,7 @@ class Epilogue:
         self.__name__ = chosen
 
     @classmethod
+    @untraced(MAKE_OUTSIDE)
     def from_tree(cls, tree: EpilogueTree, name: str = "epilogue") -> Epilogue:
         """The epilogue that a tree describes.
 
@@ -132,6 +135,7 @@ class Epilogue:
         Raises:
             EpilogueError: for any other rounding.
         """
+        refuse_tracing(MAKE_OUTSIDE)
         if _known_rounding(rounding) == self.tree.rounding:
             return self
         _check_goes_together(self.name, rounding, self.tree.compute_dtype)
@@ -144,6 +148,7 @@ class Epilogue:
             DtypeError: for dtypes other than float32, float16 and bfloat16.
             EpilogueError: if the epilogue has eager rounding.
         """
+        refuse_tracing(MAKE_OUTSIDE)
         name = known_compute_dtype(dtype)
         if name == self.tree.compute_dtype:
             return self
@@ -210,16 +215,22 @@ class Epilogue:
         acc: Tensor,
         /,
         *,
-        compute_dtype: torch.dtype = torch.float32,
+        compute_dtype: torch.dtype | None = None,
         keep_casts: bool = True,
         out_dtype: torch.dtype | str | None = None,
         **operands: Tensor | float,
     ) -> Any:
         """What the epilogue computes, unfused, in PyTorch; see :func:`epilogues.reference.evaluate`.
 
+        Args:
+            compute_dtype: float32 or float64; None: float64 for a float64 accumulator, as for float64 matrices, else
+                float32.
+
         Returns:
             The output tensor, or, of an epilogue with several outputs, a dict of them by name.
         """
+        if compute_dtype is None:
+            compute_dtype = torch.float64 if getattr(acc, "dtype", None) == torch.float64 else torch.float32
         outputs = evaluate(
             self.tree,
             acc,
@@ -386,6 +397,7 @@ def epilogue(
     Raises:
         EpilogueError: if the function cannot be fused, naming the line that is the reason.
     """
+    refuse_tracing(MAKE_OUTSIDE)
     if function is None:
         return functools.partial(epilogue, name=name, rounding=rounding, compute_dtype=compute_dtype)
     if not callable(function):

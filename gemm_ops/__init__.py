@@ -8,9 +8,11 @@ The layers, from the user down; each only knows those below it:
 ``conversion/``          :func:`fuse`, :func:`unfuse`: whole models.
 ``modules``              :class:`FusedLinear`.
 ``adapters``             LoRA and its kin on one: what they add comes before the epilogue.
+``holders``              which of these hold a layer.
 ``sharded``              the same for a weight that is sharded over devices.
 ``functional``           :func:`matmul`, :func:`linear`, :func:`backend_for`.
 ``standalone``           :func:`apply`: an epilogue without a product.
+``symbolic``             what torch.fx sees of a call.
 ``operators``            what PyTorch's compiler and exporter see of it.
 ``recording``            what autograd sees of it.
 ``gradients``            its backward, from the derivative trees.

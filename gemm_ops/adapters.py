@@ -22,8 +22,9 @@ Contract
   :func:`epilogue_last`.
 * An adapter's class becomes a subclass of itself with the same name and another ``forward``, as that of parametrised
   modules does; copies and pickles are right.  Nothing of peft is replaced or imported.
-* Never silently wrong: a layer within an adapter that is called around the adapter's ``forward`` raises, and so does an
-  adapter whose change would not be what merging makes of it.
+* Never silently wrong: a layer within an adapter that is called around the adapter's ``forward`` raises, as long as the
+  adapter is alive and holds it (:mod:`gemm_ops.holders`), and so does an adapter whose change would not be what merging
+  makes of it.
 * A LoRA of peft that is merged or disabled calls the layer as it is: the epilogue is fused into its product.
 
 What a wrapper adds that is neither of peft nor marked comes after the epilogue: nothing tells ``base(x) + delta`` from
@@ -39,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_module_registration_hook
 
@@ -48,6 +50,7 @@ from .added_bias import BIAS, adds_bias_first, after_bias, is_identity
 from .addressing.views import pitch_of, stands_for_others
 from .arguments import Outputs
 from .errors import ProblemError
+from .holders import hold, hold_called, holders_of, replace
 from .standalone import apply
 
 if TYPE_CHECKING:
@@ -83,6 +86,14 @@ def epilogue_last(adapter: nn.Module) -> None:
     Raises:
         TypeError: there is no ``FusedLinear`` within, or several.
     """
+    if not isinstance(adapter, nn.Module):
+        given = f"the class {adapter.__name__}" if isinstance(adapter, type) else type(adapter).__name__
+        hint = ": call it with self in its constructor" if isinstance(adapter, type) else ""
+        raise TypeError(f"epilogue_last takes a module around one FusedLinear, got {given}{hint}")
+    if isinstance(adapter, _layer_class):
+        raise TypeError(
+            "epilogue_last takes a module around one FusedLinear, got the layer itself, whose epilogue is last already"
+        )
     layers = _layers_in(adapter)
     if len(layers) != 1:
         raise TypeError(
@@ -101,10 +112,15 @@ def calling_mode(layer: FusedLinear) -> str:
     for called, mode in reversed(getattr(_calls, "stack", ())):
         if called is layer:
             return mode
+    holders = holders_of(layer)
+    if not holders:
+        return WHOLE
+    name = holders[0]
     raise EpilogueError(
-        "this FusedLinear is within an adapter (LoRA), and was called by something other than the adapter's forward "
+        f"this FusedLinear is within an adapter, a {name}, and was called by something other than its forward "
         "(a direct call, or code that replaces that forward, as X-LoRA does): what is added to its result would come "
-        "after the epilogue; call the adapter, or take it off first (merge_and_unload() or unload(), of peft)"
+        f"after the epilogue; call the {name}, or take the layer out first: merge_and_unload() or unload() of peft; of "
+        "a wrapper of your own put the layer in its place, delete the attribute that holds it, or let the wrapper go"
     )
 
 
@@ -130,14 +146,16 @@ def watch(layer_class: type[FusedLinear]) -> None:
 
 def _see_registration(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
     """Called by PyTorch for every submodule that any module gets."""
-    if isinstance(submodule, _layer_class):
-        if name == "base_layer" and _is_of_peft(module):
-            _mark(module, submodule)
-        elif submodule.within_adapter and not isinstance(module, _EpilogueLast):
-            submodule.within_adapter = False  # the adapter was taken off
-    elif name == "base_layer" and isinstance(submodule, nn.Module) and _is_of_peft(module):
+    if not isinstance(submodule, nn.Module):
+        return
+    if name == "base_layer" and _is_of_peft(module):
         for layer in _layers_in(submodule)[:1]:
             _mark(module, layer)
+    elif isinstance(module, _EpilogueLast):
+        for layer in _layers_in(submodule):
+            hold(module, layer)
+    elif isinstance(submodule, _layer_class) and submodule.within_adapter and name in module._modules:
+        replace(module._modules[name], submodule)
 
 
 def _is_of_peft(module: nn.Module) -> bool:
@@ -149,7 +167,7 @@ def _layers_in(module: nn.Module) -> list[FusedLinear]:
 
 
 def _mark(adapter: nn.Module, layer: FusedLinear) -> None:
-    layer.within_adapter = True
+    hold(adapter, layer)
     if not isinstance(adapter, _EpilogueLast):
         adapter.__class__ = _class_for(type(adapter))
     assert isinstance(adapter, _EpilogueLast)
@@ -171,20 +189,23 @@ class _EpilogueLast(nn.Module):
                 "follows is not clear: use an adapter that changes the weight of one"
             )
         (layer,) = layers
+        if not layer.within_adapter and not torch.compiler.is_compiling():
+            hold_called(self, layer)
         if _passes_through(self):
             with _calling(layer, WHOLE):
                 return super().forward(*args, **keywords)
+        whole = layer.epilogue_of_call(keywords if layer.bias is None else ())
         epilogue = self._epilogue_of(layer)
-        if layer.bias is not None and not adds_bias_first(layer.epilogue):
-            _check_leaves_bias(self, layer.epilogue)
+        if layer.bias is not None and not adds_bias_first(whole):
+            _check_leaves_bias(self, whole)
         with _calling(layer, BARE):
             adapted = super().forward(*args, **keywords)
         check_not_sharded(adapted)
-        if not isinstance(adapted, Tensor):
+        if not _is_tensor(adapted):
             raise TypeError(f"the adapter {type(self).__name__} gave a {type(adapted).__name__}, not a tensor")
         if is_identity(epilogue):
             return _padded(adapted, layer)
-        operands = {name: value for name, value in keywords.items() if name in layer.epilogue.operands}
+        operands = {name: value for name, value in keywords.items() if name in whole.operands}
         if layer.bias is not None and BIAS in epilogue.operands:
             operands[BIAS] = layer.bias
         return _padded(apply(adapted, epilogue, **operands), layer)
@@ -195,6 +216,11 @@ class _EpilogueLast(nn.Module):
         if self._known is None or self._known[0] is not layer.epilogue or self._known[1] != has_bias:
             self._known = layer.epilogue, has_bias, after_bias(layer.epilogue) if has_bias else layer.epilogue
         return self._known[2]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for layer in _layers_in(self):  # copies, of which nothing is noted yet
+            hold(self, layer)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made, own = super().__reduce_ex__(max(int(protocol), 2)), _own_class(self)
@@ -228,7 +254,7 @@ def _rebuild(own: type[nn.Module]) -> nn.Module:
 @contextmanager
 def _calling(layer: FusedLinear, mode: str) -> Iterator[None]:
     before = getattr(_calls, "stack", ())
-    layer.within_adapter = True
+    layer.within_adapter = True  # also one that was taken out, of an adapter that is called again
     _calls.stack = (*before, (layer, mode))
     try:
         yield
@@ -239,6 +265,10 @@ def _calling(layer: FusedLinear, mode: str) -> Iterator[None]:
 def _is_bare(layer: FusedLinear) -> bool:
     modes = [mode for called, mode in getattr(_calls, "stack", ()) if called is layer]
     return modes[-1:] == [BARE]
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, (Tensor, Proxy))  # which stands for one where torch.fx traces
 
 
 def _is_lora(adapter: nn.Module) -> bool:
@@ -265,7 +295,7 @@ def _check_leaves_bias(adapter: Any, epilogue: Epilogue) -> None:
 
 def _padded(outputs: Outputs, layer: FusedLinear) -> Outputs:
     """As the layer's ``padded_output`` has it: views of rows that begin at multiples of 16 bytes."""
-    if not layer.padded_output:
+    if not layer.padded_output or isinstance(outputs, Proxy):  # torch.fx has no shapes to decide by
         return outputs
     if isinstance(outputs, dict):
         return {name: _padded_tensor(tensor) for name, tensor in outputs.items()}

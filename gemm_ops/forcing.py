@@ -10,6 +10,10 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
+from epilogues.compiling import refuse_tracing
+
+from .errors import UnsupportedProblemError
+
 BACKENDS = ("auto", "sm90", "sm80", "cublas", "reference")
 
 _forced: contextvars.ContextVar[str] = contextvars.ContextVar("gemm_ops_backend", default="auto")
@@ -27,9 +31,13 @@ def use_backend(backend: str) -> Iterator[None]:
             "reference", PyTorch operation by operation; or "auto" for the default choice.
 
     Raises:
+        EpilogueError: within what torch.compile compiles.
         ValueError: for any other name.  Calls inside raise :class:`UnsupportedProblemError` where the backend
             cannot take the problem, and :class:`BuildError` where its kernel cannot be built.
     """
+    refuse_tracing(
+        "use_backend cannot be entered within what torch.compile compiles: enter it around the compiled call"
+    )
     if backend not in BACKENDS:
         raise ValueError(f"backend should be one of {', '.join(BACKENDS)}, got {backend!r}")
     token = _forced.set(backend)
@@ -42,3 +50,17 @@ def use_backend(backend: str) -> Iterator[None]:
 def forced_backend() -> str:
     """The backend that :func:`use_backend` asks for here, or "auto"."""
     return _forced.get()
+
+
+def require_no_kernel(reason: str) -> None:
+    """Refuses to compute a call operation by operation where a backend is asked for that would not.
+
+    Args:
+        reason: why no other backend can compute it.
+
+    Raises:
+        UnsupportedProblemError: within ``use_backend`` of "sm90", "sm80" or "cublas".
+    """
+    forced = forced_backend()
+    if forced not in ("auto", "reference"):
+        raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from epilogues.compiling import untraced
+
 from .addressing.views import has_memory
 from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .dispatch import Decision
@@ -22,7 +24,8 @@ from .gradients import product_needs
 from .operators import describe, fill_given, flatten
 from .product_call import cast_as_autocast, decide_product, multiply, multiply_by_operations
 from .recording import multiply_recorded
-from .transforms import are_transforms_active
+from .symbolic import record_call, tracer_of
+from .transforms import TRANSFORMED, are_transforms_active
 
 
 def matmul(
@@ -58,18 +61,38 @@ def matmul(
         EpilogueError: the operands are not the epilogue's.
         BuildError: the kernel does not compile.
     """
+    if (tracer := tracer_of(a, b, *operands.values())) is not None:
+        keywords = {"out": out, "padded_output": padded_output, **operands}
+        return record_call(tracer, matmul, (a, b), epilogue, keywords)
     transformed = are_transforms_active()
     if not transformed and (torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
         return _traced(a, b, epilogue, out, operands, padded_output)
+    if transformed:
+        return _transformed(a, b, epilogue, out, operands, padded_output)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     given = without_absent_bias(chosen, operands)
-    if not transformed and isinstance(a, Tensor) and isinstance(b, Tensor):
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
         if out is None and has_memory(a) and has_memory(b):
             return results_of(multiply_recorded(*cast_as_autocast(a, b), chosen, given, padded_output))
-        transformed = torch.is_grad_enabled() and product_needs(a, b, given) != ()  # by operations; refused, for out=
-    if transformed:
-        return results_of(multiply_by_operations(a, b, chosen, given, out, padded_output))
+        if torch.is_grad_enabled() and product_needs(a, b, given):  # by operations; refused, for out=
+            return _transformed(a, b, epilogue, out, operands, padded_output)
     return results_of(multiply(a, b, chosen, given, out, padded_output))
+
+
+# the compiler, which leaves a transform that it cannot trace to Python, would trace what that calls all the same
+@untraced(TRANSFORMED)
+def _transformed(
+    a: Tensor,
+    b: Tensor,
+    epilogue: EpilogueLike,
+    out: Tensor | Mapping[str, Tensor] | None,
+    operands: Mapping[str, Tensor | float],
+    padded_output: bool,
+) -> Outputs:
+    """The call operation by operation."""
+    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    given = without_absent_bias(chosen, operands)
+    return results_of(multiply_by_operations(a, b, chosen, given, out, padded_output))
 
 
 def _traced(
@@ -123,6 +146,9 @@ def linear(
 
     Everything else is as in :func:`matmul`.
     """
+    if (tracer := tracer_of(x, weight)) is not None:  # here, for a graph is to have the parameter, not a view of it
+        keywords = {"out": out, "padded_output": padded_output, **operands}
+        return record_call(tracer, linear, (x, weight), epilogue, keywords)
     return matmul(x, transpose_weight(weight), epilogue, out=out, padded_output=padded_output, **operands)
 
 

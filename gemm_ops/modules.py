@@ -24,11 +24,12 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from epilogues import Epilogue, EpilogueError, Kind
 
@@ -36,6 +37,7 @@ from . import adapters
 from .addressing.views import ACCESS_BYTES, address_of, pitch_of, stands_for_others
 from .arguments import EpilogueLike, Outputs, as_epilogue
 from .functional import linear
+from .symbolic import record_layer
 
 
 class FusedLinear(nn.Linear):
@@ -64,7 +66,7 @@ class FusedLinear(nn.Linear):
         ValueError: if the layer has a bias that the epilogue has no operand for.
     """
 
-    #: Set where an adapter holds the layer; see :mod:`gemm_ops.adapters`.
+    #: Set where an adapter holds the layer; see :mod:`gemm_ops.holders`.
     within_adapter = False
 
     def __init__(
@@ -79,17 +81,61 @@ class FusedLinear(nn.Linear):
         padded_output: bool = False,
         padded_weight: bool | None = None,
     ) -> None:
-        chosen = as_epilogue(epilogue, bias)
-        _check_bias(chosen, bias)
+        if isinstance(bias, str) or callable(bias):  # any value is a condition; this one was meant for something else
+            raise TypeError(f"bias should be True or False, got {bias!r}; an epilogue is a keyword: epilogue={bias!r}")
+        _either_epilogue(epilogue, bool(bias))  # before anything is allocated
         if not isinstance(padded_output, bool):
             raise TypeError(f"padded_output should be True or False, got {padded_output!r}")
         if not isinstance(padded_weight, bool | None):
             raise TypeError(f"padded_weight should be True, False or None, got {padded_weight!r}")
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
-        self.epilogue = chosen
+        self.epilogue = epilogue
         self.padded_output = padded_output
         self.padded_weight = padded_weight
         self._lay_out_weight()
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What is done to each element; may be set to whatever the constructor takes.
+
+        Of an activation's name, or None, it is the epilogue with the addition of a bias while the layer has one.
+
+        Raises:
+            TypeError, ValueError, EpilogueError: as the constructor, when it is set.
+        """
+        with_bias, without = self._epilogues
+        return without if self.bias is None or with_bias is None else with_bias
+
+    @epilogue.setter
+    def epilogue(self, value: EpilogueLike) -> None:
+        self._epilogues: tuple[Epilogue | None, Epilogue] = _either_epilogue(value, self.bias is not None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "epilogue":  # nn.Module would make a module, which is no epilogue, a submodule
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def epilogue_of_call(self, operands: Container[str]) -> Epilogue:
+        """The epilogue of a call with these operands, now that the layer has a bias or has none.
+
+        Raises:
+            EpilogueError: the call gives a bias beside the layer's, or there is none.
+            ValueError: the layer was given a bias that the epilogue has no operand for.
+        """
+        with_bias, without = self._epilogues
+        if self.bias is None:
+            if "bias" in without.operands and "bias" not in operands:
+                raise EpilogueError(
+                    f"missing operand bias: the layer has no bias, and the epilogue {without.name} takes one; give it "
+                    "with the call, or the layer another epilogue"
+                )
+            return without
+        if "bias" in operands:
+            raise EpilogueError("operand bias: the layer gives its own, got another with the call")
+        if with_bias is None:
+            raise ValueError(_refusal_of_bias(without))
+        return with_bias
 
     @classmethod
     def from_linear(
@@ -133,11 +179,12 @@ class FusedLinear(nn.Linear):
         Returns:
             (..., out_features), or a dictionary of such tensors if the epilogue has several outputs.
         """
+        if isinstance(input, Proxy) and not self.within_adapter:
+            return record_layer(self, input, operands, _call_layer)
         if self.within_adapter and adapters.calling_mode(self) == adapters.BARE:
             return self._forward_bare(input, operands)
+        epilogue = self.epilogue_of_call(operands)
         if self.bias is not None:
-            if "bias" in operands:
-                raise EpilogueError("operand bias: the layer gives its own, got another with the call")
             operands["bias"] = self.bias
         if stands_for_others(self.weight):
             from torch.distributed.tensor import DTensor  # a second's import, which only those need who have it already
@@ -145,8 +192,8 @@ class FusedLinear(nn.Linear):
             if isinstance(self.weight, DTensor):
                 from .sharded import linear_of_shards
 
-                return linear_of_shards(input, self.weight, self.epilogue, operands, self.padded_output)
-        return linear(input, self.weight, self.epilogue, out=None, padded_output=self.padded_output, **operands)
+                return linear_of_shards(input, self.weight, epilogue, operands, self.padded_output)
+        return linear(input, self.weight, epilogue, out=None, padded_output=self.padded_output, **operands)
 
     def _forward_bare(self, input: Tensor, operands: dict[str, Tensor | float]) -> Outputs:
         """What an ``nn.Linear`` computes, for an adapter; the operands are for what follows."""
@@ -194,7 +241,21 @@ class FusedLinear(nn.Linear):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__.pop("within_adapter", None)  # a copy is, where the adapter is copied with it
         self._lay_out_weight()
+
+
+def _call_layer(
+    x: Tensor,
+    weight: Tensor,
+    epilogue: EpilogueLike,
+    bias: Tensor | None,
+    padded_output: bool,
+    operands: Mapping[str, Tensor | float],
+) -> Outputs:
+    """What a layer computes, as a function of its parameters: a node of a graph of torch.fx."""
+    own = {} if bias is None else {"bias": bias}
+    return linear(x, weight, epilogue, out=None, padded_output=padded_output, **own, **operands)
 
 
 def pad_parameter(parameter: nn.Parameter) -> None:
@@ -227,12 +288,28 @@ def is_padded(matrix: Tensor) -> bool:
     )
 
 
-def _check_bias(epilogue: Epilogue, bias: bool) -> None:
-    if bias and epilogue.operands.get("bias") not in (Kind.ROW, Kind.AUTO):
-        raise ValueError(
-            f"the layer has a bias, and the epilogue {epilogue.name} has no row operand called 'bias' for it: "
-            "add one, or make the layer with bias=False"
-        )
+def _either_epilogue(epilogue: EpilogueLike, has_bias: bool) -> tuple[Epilogue | None, Epilogue]:
+    """The epilogue of a layer while it has a bias, None if it cannot have one, and that while it has none.
+
+    Both are made now, as PyTorch's compiler can trace which one is taken, and not how one is made.
+
+    Raises:
+        TypeError, EpilogueError: if there is no such epilogue.
+        ValueError: if the layer has a bias that it has no operand for.
+    """
+    with_bias, without = as_epilogue(epilogue, True), as_epilogue(epilogue, False)
+    if with_bias.operands.get("bias") in (Kind.ROW, Kind.AUTO):
+        return with_bias, without
+    if has_bias:
+        raise ValueError(_refusal_of_bias(without))
+    return None, without
+
+
+def _refusal_of_bias(epilogue: Epilogue) -> str:
+    return (
+        f"the layer has a bias, and the epilogue {epilogue.name} has no row operand called 'bias' for it: "
+        "add one, or make the layer with bias=False (a layer that is there: set its bias to None)"
+    )
 
 
 def _check_plain(module: nn.Linear) -> None:

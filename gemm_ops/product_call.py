@@ -16,9 +16,10 @@ from epilogues import Epilogue
 
 from .arguments import outputs_by_name
 from .dispatch import Decision, announce_fallback, bind_call, compute_by_operations, decide, make_plan
-from .forcing import forced_backend
+from .forcing import forced_backend, require_no_kernel
 from .gradients import product_needs, storing_forward
 from .plan import find_plan, plan_key, remember_plan
+from .transforms import TRANSFORMED
 
 #: Kinds of devices; asked for once, for PyTorch 2.11's compiler does not trace the question.
 HAVE_AUTOCAST = frozenset(
@@ -69,8 +70,10 @@ def multiply_by_operations(
 
     Raises:
         ProblemError, EpilogueError: whatever is wrong with the arguments, ``out`` beside gradients included.
+        UnsupportedProblemError: if another backend is asked for by name.
     """
     call = bind_call(*cast_as_autocast(a, b), epilogue, operands, out, padded_output=padded_output)
+    require_no_kernel(TRANSFORMED)
     return compute_by_operations(call, transformed=True)
 
 

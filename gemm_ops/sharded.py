@@ -10,7 +10,7 @@ Contract
 * Row-wise (sharded along K): each device has a part of every sum, so nothing elementwise can be done before these are
   added up over the devices.  The product alone is fused; the epilogue follows the all-reduce, as one kernel.
 * Operands are DTensors of any placement, or tensors that every device has whole.  Results are DTensors, sharded along
-  N, or replicated.
+  N, or replicated; several outputs are a dictionary of such, which a plan then treats as it does the one of a layer.
 * Gradients are those of the layer in one piece, placed as what they are gradients of.
 * A mesh of several dimensions, or a weight placed otherwise, is PyTorch's own business: operation by operation.
 """
@@ -91,6 +91,28 @@ def _wrapped(found: Outputs, mesh: Any, placement: Any) -> Outputs:
     if isinstance(found, Tensor):
         wrapped: Tensor = DTensor.from_local(found, mesh, [placement(found)], run_check=False)
         return wrapped
-    return {
-        name: DTensor.from_local(tensor, mesh, [placement(tensor)], run_check=False) for name, tensor in found.items()
-    }
+    return ShardedOutputs(
+        {name: DTensor.from_local(tensor, mesh, [placement(tensor)], run_check=False) for name, tensor in found.items()}
+    )
+
+
+class ShardedOutputs(dict[str, Tensor]):
+    """Several outputs by name, with what the plans of ``parallelize_module`` ask of the one that a layer gives."""
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Of each output, as all are placed alike."""
+        first: Any = next(iter(self.values()))
+        placements: tuple[Placement, ...] = first.placements
+        return placements
+
+    def redistribute(self, **how: Any) -> ShardedOutputs:
+        """Each output as ``DTensor.redistribute`` places it."""
+        return ShardedOutputs({name: tensor.redistribute(**how) for name, tensor in self._sharded().items()})
+
+    def to_local(self) -> dict[str, Tensor]:
+        """This device's part of each output."""
+        return {name: tensor.to_local() for name, tensor in self._sharded().items()}
+
+    def _sharded(self) -> dict[str, Any]:
+        return dict(self)

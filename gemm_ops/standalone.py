@@ -19,13 +19,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from epilogues.compiling import untraced
+
 from .addressing.views import has_memory
 from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .elementwise_call import bind_elementwise, compute_by_operations, run_elementwise
+from .forcing import require_no_kernel
 from .gradients import needs_of
 from .operators import describe, fill_given, flatten
 from .recording import compute_recorded
-from .transforms import are_transforms_active
+from .symbolic import record_call, tracer_of
+from .transforms import TRANSFORMED, are_transforms_active
 
 
 def apply(
@@ -60,18 +64,33 @@ def apply(
         UnsupportedProblemError: within ``use_backend("sm90")`` or ``"sm80"``, which here mean one kernel, whichever
             the device: none takes the call.
     """
+    if (tracer := tracer_of(x, *operands.values())) is not None:
+        return record_call(tracer, apply, (x,), epilogue, {"out": out, **operands})
     transformed = are_transforms_active()
     if not transformed and (torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
         return _traced(x, epilogue, out, operands)
+    if transformed:
+        return _transformed(x, epilogue, out, operands)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     given = without_absent_bias(chosen, operands)
-    if not transformed and isinstance(x, Tensor):
+    if isinstance(x, Tensor):
         if out is None and has_memory(x):
             return results_of(compute_recorded(x, chosen, given))
-        transformed = torch.is_grad_enabled() and needs_of(x, given) != ()  # operation by operation; refused, for out=
-    if transformed:
-        return results_of(compute_by_operations(bind_elementwise(x, chosen, given, out)))
+        if torch.is_grad_enabled() and needs_of(x, given):  # operation by operation; refused, for out=
+            return _transformed(x, epilogue, out, operands)
     return results_of(run_elementwise(x, chosen, given, out))
+
+
+# the compiler, which leaves a transform that it cannot trace to Python, would trace what that calls all the same
+@untraced(TRANSFORMED)
+def _transformed(
+    x: Tensor, epilogue: EpilogueLike, out: Tensor | Mapping[str, Tensor] | None, operands: Mapping[str, Tensor | float]
+) -> Outputs:
+    """The call operation by operation."""
+    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    call = bind_elementwise(x, chosen, without_absent_bias(chosen, operands), out)
+    require_no_kernel(TRANSFORMED)
+    return results_of(compute_by_operations(call))
 
 
 def _traced(

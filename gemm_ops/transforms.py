@@ -13,6 +13,12 @@ from epilogues import EpilogueError
 
 from .announce import announce
 
+#: Why such a call is computed operation by operation, in words.
+TRANSFORMED = (
+    "PyTorch transforms it operation by operation: it is within a transform of torch.func, within forward-mode "
+    "differentiation, or of distributed tensors"
+)
+
 
 def are_transforms_active() -> bool:
     """Whether a call is within a transform of ``torch.func`` or a level of forward-mode differentiation.

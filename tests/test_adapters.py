@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from typing import Any
 
@@ -79,12 +80,65 @@ def test_an_error_leaves_the_layer_as_it_was() -> None:
     wrapper, x = Wrapper(FusedLinear(6, 4, epilogue="gelu")), torch.randn(3, 6)
     with pytest.raises(ep.EpilogueError, match="unknown operand scale"):
         wrapper(x, scale=x)
-    with pytest.raises(ep.EpilogueError, match="something other than the adapter's forward"):
+    with pytest.raises(ep.EpilogueError, match="something other than its forward"):
         wrapper.base(x)
     torch.testing.assert_close(wrapper(x), F.gelu(F.linear(x, wrapper.weight(), wrapper.base.bias)))
-    # a new home, without the wrapper
-    home = nn.Sequential(wrapper.base)
-    torch.testing.assert_close(home(x), F.gelu(F.linear(x, wrapper.base.weight, wrapper.base.bias)))
+
+
+def test_a_layer_may_be_taken_out() -> None:
+    """While a wrapper holds it the layer is refused around it, wherever else it is and whatever was called before."""
+    x, refused = torch.randn(3, 6), pytest.raises(ep.EpilogueError, match="within an adapter, a Wrapper, and was")
+    wrapper = Wrapper(FusedLinear(6, 4, epilogue="gelu"))
+    layer = wrapper.base
+    expected = F.gelu(F.linear(x, layer.weight, layer.bias))
+    home = nn.ModuleList([layer])
+    for _ in range(2):
+        for call in (layer, home[0]):
+            with refused:
+                call(x)
+        wrapper(x)
+    # the wrapper goes, or the attribute, or another layer takes the place
+    other = copy.deepcopy(wrapper)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    del wrapper
+    for call in (layer, home[0], compiled, copy.deepcopy(layer), copy.deepcopy(other.base)):
+        torch.testing.assert_close(call(x), expected)
+    taken, other.base = other.base, FusedLinear(6, 4, epilogue="relu")
+    torch.testing.assert_close(taken(x), expected)
+    with refused:
+        other.base(x)
+    torch.testing.assert_close(other(x), F.relu(F.linear(x, other.weight(), other.base.bias)))
+    model = nn.Sequential(other)
+    model[0] = other.base  # as peft unloads
+    for _ in range(2):
+        torch.testing.assert_close(model(x), F.relu(F.linear(x, model[0].weight, model[0].bias)))
+        torch.testing.assert_close(other(x), F.relu(F.linear(x, other.weight(), other.base.bias)))
+    taken = other.base
+    del other.base
+    torch.testing.assert_close(taken(x), F.relu(F.linear(x, taken.weight, taken.bias)))
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+def test_copies_of_a_wrapper_hold_copies_of_the_layer(make: Any) -> None:
+    x, wrapper = torch.randn(3, 6), Wrapper(FusedLinear(6, 4, epilogue="gelu"))
+    made = make(wrapper)
+    with pytest.raises(ep.EpilogueError, match="within an adapter"):
+        made.base(x)
+    torch.testing.assert_close(made(x), wrapper(x))
+
+
+def test_wrappers_within_wrappers_hold_a_layer() -> None:
+    x, inner = torch.randn(3, 6), Wrapper(FusedLinear(6, 4, epilogue="gelu"))
+    layer = inner.base
+    inner.in_features, inner.out_features = 6, 4
+    outer = Wrapper(inner)  # type: ignore[arg-type]
+    gemm_ops.epilogue_last(outer)
+    del outer
+    with pytest.raises(ep.EpilogueError, match="within an adapter"):
+        layer(x)
+    del inner
+    torch.testing.assert_close(layer(x), F.gelu(F.linear(x, layer.weight, layer.bias)))
 
 
 def test_a_module_between_wrapper_and_layer() -> None:
@@ -163,6 +217,23 @@ def test_what_epilogue_last_takes(layers: int) -> None:
     model = nn.Sequential(*(FusedLinear(4, 4) for _ in range(layers)))
     with pytest.raises(TypeError, match=f"around one FusedLinear; this Sequential has {layers} within"):
         gemm_ops.epilogue_last(model)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (FusedLinear(4, 4), "got the layer itself"),
+        (Wrapper, "got the class Wrapper: call it with self in its constructor"),
+        (3, "got int"),
+        (None, "got NoneType"),
+    ],
+    ids=str,
+)
+def test_what_epilogue_last_does_not_take(given: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=f"takes a module around one FusedLinear, {words}"):
+        gemm_ops.epilogue_last(given)
+    if isinstance(given, FusedLinear):
+        assert type(given) is FusedLinear and not given.within_adapter
 
 
 @ep.epilogue

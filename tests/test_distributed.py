@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -127,6 +127,43 @@ def compare_sharded(rank: int, meeting: str) -> None:
 
 def test_tensor_parallelism_gives_the_layer_in_one_piece(tmp_path: Path) -> None:
     mp.spawn(compare_sharded, (str(tmp_path / "meeting"),), nprocs=WORLD)
+
+
+@ep.epilogue
+def two_outputs(acc, bias: Row):
+    z = acc + bias
+    return {"D": ep.gelu(z), "z": ep.cast(z, torch.float32)}
+
+
+def several_outputs(rank: int, meeting: str) -> None:
+    """A layer of several outputs, by each plan, local and not, compiled and not, beside it in one piece."""
+    meet(rank, meeting)
+    torch.manual_seed(0)
+    alone, x = FusedLinear(6, 8, epilogue=two_outputs), torch.randn(4, 6)
+    mesh, expected = init_device_mesh("cpu", (WORLD,)), alone(x)
+    gradients = torch.autograd.grad(sum(each.square().sum() for each in expected.values()), list(alone.parameters()))
+    for plan in (ColwiseParallel, RowwiseParallel):
+        layouts = {"input_layouts": Replicate(), "output_layouts": Replicate()}
+        for local in (True, False):
+            model = parallelize_module(copy.deepcopy(alone), mesh, plan(**layouts, use_local_output=local))
+            calls = [model, torch.compile(model, fullgraph=True, backend="aot_eager")] if local else [model]
+            for call in calls:
+                found = call(x)
+                assert isinstance(found, dict) and list(found) == ["D", "z"]
+                whole = {name: each if local else each.full_tensor() for name, each in found.items()}
+                torch.testing.assert_close(dict(whole), expected)
+                model.zero_grad()
+                sum(each.square().sum() for each in whole.values()).backward()
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    torch.testing.assert_close(parameter.grad.full_tensor(), gradient)
+    # what the plan leaves where it is: this device's columns
+    found = parallelize_module(copy.deepcopy(alone), mesh, ColwiseParallel())(x)
+    torch.testing.assert_close(found, {name: each.chunk(WORLD, -1)[rank] for name, each in expected.items()})
+    leave()
+
+
+def test_several_outputs_of_a_sharded_layer(tmp_path: Path) -> None:
+    mp.spawn(several_outputs, (str(tmp_path / "meeting"),), nprocs=WORLD)
 
 
 def compile_sharded(rank: int, meeting: str) -> None:

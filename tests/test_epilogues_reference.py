@@ -257,6 +257,15 @@ def test_missing_operand():
         all_kinds.reference(torch.ones(M, N), column=1, alpha=1, fixed=1)
 
 
+def test_a_float64_accumulator_is_computed_in_float64():
+    f, acc, bias = builders.bias_activation("gelu"), random(M, N, dtype=torch.float64), random(N, dtype=torch.float64)
+    found = f.reference(acc, bias=bias)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, torch.nn.functional.gelu(acc + bias), rtol=1e-14, atol=1e-14)
+    assert torch.equal(f(acc, bias=bias), found) and torch.equal(f(acc, bias), found)
+    assert f.reference(acc.float(), bias=bias.float()).dtype == torch.float32
+
+
 def test_float64_operands_only_when_asked():
     given = random(N, dtype=torch.float64)
     f = builders.bias()
@@ -272,7 +281,11 @@ def test_float64_operands_only_when_asked():
         (torch.ones(M, N), {"compute_dtype": torch.bfloat16}, "compute_dtype: expected"),
         (torch.ones(M, N), {"out_dtype": torch.int8}, "torch.int8"),
         (torch.ones(M, N, dtype=torch.int32), {}, "acc: expected a floating dtype, got torch.int32"),
-        (torch.ones(M, N, dtype=torch.float64), {}, "output D has the accumulator's dtype, torch.float64"),
+        (
+            torch.ones(M, N, dtype=torch.float64),
+            {"compute_dtype": torch.float32},
+            "output D has the accumulator's dtype, torch.float64",
+        ),
         (torch.ones(()), {}, "acc: expected a tensor of shape"),
         ([[1.0]], {}, "acc: expected a tensor of shape .*got list"),
         (torch.ones(M, N).to_sparse(), {}, r"acc: expected a dense tensor \(layout torch.strided\), got .*sparse_coo"),

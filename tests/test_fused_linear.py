@@ -99,6 +99,82 @@ def test_layer_without_bias() -> None:
         layer(x)
 
 
+def test_what_is_no_bias() -> None:
+    for value in ("gelu", ep.builders.residual(), nn.GELU()):
+        with pytest.raises(TypeError, match=r"bias should be True or False, got .*; an epilogue is a keyword"):
+            FusedLinear(6, 4, value)  # type: ignore[arg-type]
+    for value in (1, torch.tensor(True), 0, None):  # as nn.Linear has it
+        assert (FusedLinear(6, 4, value).bias is None) == (nn.Linear(6, 4, value).bias is None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["relu", None])
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_epilogue_may_be_set(name: str | None, bias: bool) -> None:
+    layer, other = FusedLinear(6, 4, bias, epilogue="gelu"), FusedLinear(6, 4, bias, epilogue=name)
+    layer.load_state_dict(other.state_dict())
+    layer.epilogue = name
+    assert layer.epilogue == other.epilogue and repr(layer) == repr(other) and same_results(layer, other)
+    for made in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert made.epilogue == other.epilogue and same_results(made, other)
+    torch._dynamo.reset()
+    compiled, x = torch.compile(layer, fullgraph=True, backend="eager"), torch.randn(3, 6)
+    torch.testing.assert_close(compiled(x), other(x))
+    layer.epilogue = ep.builders.bias_activation("tanh") if bias else ep.builders.activation("tanh")
+    torch.testing.assert_close(compiled(x), torch.tanh(F.linear(x, layer.weight, layer.bias)))
+
+
+def test_an_epilogue_that_cannot_be_set() -> None:
+    layer = FusedLinear(6, 4, epilogue="gelu")
+    for value, error, words in (
+        (3, TypeError, "epilogue should be an Epilogue, a name or None"),
+        (nn.ReLU(), TypeError, "epilogue should be an Epilogue, a name or None"),
+        ("galu", EpilogueError, "galu"),
+        (reads_residual, ValueError, "no row operand called 'bias'"),
+    ):
+        with pytest.raises(error, match=words):
+            layer.epilogue = value
+        assert layer.epilogue == ep.builders.bias_activation("gelu") and not list(layer.children())
+
+
+@pytest.mark.parametrize("name", ["relu", None])
+def test_a_bias_that_comes_and_goes(name: str | None) -> None:
+    layer, x = FusedLinear(6, 4, bias=False, epilogue=name), torch.randn(3, 6)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+
+    def check() -> None:
+        plain = F.linear(x, layer.weight, layer.bias)
+        expected = plain if name is None else F.relu(plain)
+        assert ("bias" in layer.epilogue.operands) == (layer.bias is not None)
+        for call in (layer, compiled, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            torch.testing.assert_close(call(x), expected)
+
+    check()
+    layer.bias = nn.Parameter(torch.randn(4))
+    check()
+    layer.bias = None
+    check()
+    layer.register_parameter("bias", nn.Parameter(torch.randn(4)))
+    check()
+    again = FusedLinear.from_linear(nn.Linear(6, 4), epilogue=name)
+    again.bias = None
+    torch.testing.assert_close(again(x), FusedLinear.from_linear(again, epilogue=name)(x))
+
+
+def test_a_bias_that_the_epilogue_has_no_operand_for() -> None:
+    x, residual = torch.randn(3, 6), torch.randn(3, 4)
+    layer = FusedLinear(6, 4, bias=False, epilogue=reads_residual)
+    layer.bias = nn.Parameter(torch.randn(4))
+    with pytest.raises(ValueError, match=r"no row operand called 'bias' for it: add one, or .* set its bias to None"):
+        layer(x, residual=residual)
+    layer = FusedLinear(6, 4, epilogue=RESIDUAL)
+    layer.bias = None
+    with pytest.raises(EpilogueError, match="missing operand bias: the layer has no bias"):
+        layer(x, residual=residual)
+    bias = torch.randn(4)
+    torch.testing.assert_close(layer(x, residual=residual, bias=bias), F.linear(x, layer.weight, bias) + residual)
+
+
 def test_operands_of_a_layer() -> None:
     layer, x, residual = FusedLinear(6, 4, epilogue=RESIDUAL), torch.randn(2, 3, 6), torch.randn(2, 3, 4)
     torch.testing.assert_close(layer(x, residual=residual), F.linear(x, layer.weight, layer.bias) + residual)

@@ -187,6 +187,78 @@ def test_transforms_of_torch_func_are_not_compiled_wrongly(kind: str, name: str)
         torch.compile(transform(call), backend="eager", fullgraph=True)(x)
 
 
+def declared(acc, residual: Aux):
+    return torch.relu(acc) + residual
+
+
+relu = ep.builders.activation("relu")
+
+
+def in_context(x: Tensor) -> Any:
+    with gemm_ops.use_backend("reference"):
+        return gemm_ops.apply(x, "relu")
+
+
+MADE_INSIDE = {
+    "builder": (lambda x: gemm_ops.apply(x, ep.builders.residual("relu"), bias=x[0], residual=x), "made"),
+    "function": (lambda x: gemm_ops.apply(x, ep.epilogue(declared), residual=x), "made"),
+    "module": (lambda x: gemm_ops.apply(x, ep.epilogue(torch.nn.GELU())), "made"),
+    "rounding": (lambda x: gemm_ops.apply(x, relu.with_rounding("eager")), "made"),
+    "compute dtype": (lambda x: gemm_ops.apply(x, relu.with_compute_dtype(torch.bfloat16)), "made"),
+    "cast": (lambda x: gemm_ops.apply(x, ep.builders.cast(torch.bfloat16, relu)), "made"),
+    "context": (in_context, "entered"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MADE_INSIDE)
+def test_what_is_to_be_done_outside_of_what_is_compiled(name: str) -> None:
+    call, done = MADE_INSIDE[name]
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(torch.compile(call, backend="eager")(x), call(x))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=f"cannot be {done} within what torch.compile compiles"):
+        torch.compile(call, backend="eager", fullgraph=True)(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("kind", ["apply", "matmul", "layer"])
+def test_transforms_are_left_to_python_by_a_compiler_that_may(kind: str, name: str) -> None:
+    """Without ``fullgraph``: the transform runs as it does uncompiled."""
+    if name == "grad" and torch.__version__ < "2.13":
+        pytest.skip("this PyTorch fails on any graph break within torch.func.grad")
+    weight, residual = torch.randn(5, 5), ep.builders.residual("gelu")
+    layer = gemm_ops.FusedLinear(5, 5, epilogue=residual)
+    calls = {
+        "apply": lambda x: gemm_ops.apply(x, residual, bias=weight[0], residual=x),
+        "matmul": lambda x: gemm_ops.linear(x, weight, residual, bias=weight[0], residual=x),
+        "layer": lambda x: layer(x, residual=x),
+    }
+    call, x = TRANSFORMED[name](calls[kind]), torch.randn(3, 5)
+    torch.testing.assert_close(torch.compile(call, backend="eager")(x), call(x))
+
+
+@pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("kind", ["apply", "matmul", "layer"])
+def test_a_backend_asked_for_is_not_ignored_in_transforms(kind: str, name: str) -> None:
+    weight = torch.randn(5, 5)
+    calls = {
+        "apply": lambda x: gemm_ops.apply(x, "silu"),
+        "matmul": lambda x: gemm_ops.matmul(x, weight, "silu"),
+        "layer": gemm_ops.FusedLinear(5, 5, epilogue="silu"),
+    }
+    call, x = TRANSFORMED[name](calls[kind]), torch.randn(3, 5)
+    expected = call(x)
+    for backend in ("sm90", "sm80", "cublas"):
+        with gemm_ops.use_backend(backend), pytest.raises(gemm_ops.UnsupportedProblemError, match=f"'{backend}' can"):
+            call(x)
+    for backend in ("auto", "reference"):
+        with gemm_ops.use_backend(backend):
+            torch.testing.assert_close(call(x), expected)
+
+
 def test_out_is_checked_by_graphs_too() -> None:
     x, operands = torch.randn(4, 6), operands_of(4, 6)
     good = {"D": torch.empty(4, 6), "z": torch.empty(4, 6)}

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec
 import torch
 
 from .. import functions as ep
+from ..compiling import MAKE_OUTSIDE, refuse_tracing, untraced
 from ..declare import Epilogue
 from ..errors import EpilogueError, did_you_mean
 from ..source import short
@@ -82,11 +83,12 @@ def builder(function: Callable[_Arguments, Epilogue]) -> Callable[_Arguments, Ep
         EpilogueError: (the builder) for arguments that cannot be hashed, such as lists.
         TypeError: (the builder) for arguments that it does not take.
     """
-    made = functools.cache(function)
+    made = functools.cache(untraced(MAKE_OUTSIDE)(function))
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def build(*args: _Arguments.args, **keywords: _Arguments.kwargs) -> Epilogue:
+        refuse_tracing(MAKE_OUTSIDE)
         try:
             call = signature.bind(*args, **keywords)
         except TypeError as error:  # which does not say whose arguments they are

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gemm_ops
-from gemm_ops.conversion.patterns import NAMES, Traits, classify, writes
+from gemm_ops.conversion.patterns import NAMES, Traits, classify
+from gemm_ops.conversion.writing import writes
 
 __all__ = ["fused_calls"]
 pytestmark = pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 import gemm_ops
-from gemm_ops.conversion.inspection import NotTraceableError, read_code, read_parameters
+from gemm_ops.conversion.functions import NotTraceableError
+from gemm_ops.conversion.inspection import read_code, read_parameters
 
 __all__ = ["fused_calls"]
 pytestmark = pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from torch import fx, nn
 
+from .functions import NotTraceableError
 from .graph_search import Mode, Traced, trace_method
-from .inspection import NotTraceableError, helpers_of_forward
+from .inspection import helpers_of_forward
 from .patterns import chosen_patterns
 from .products import features, has_hooks, obstacle, product_kind
 from .regions import Region, find_regions, grow, is_product

@@ -18,7 +18,8 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ from torch import Tensor, fx, nn
 
 from epilogues.source import shortened
 
-from .inspection import REST, NotTraceableError, Parameter, read_code, read_guards, read_parameters
+from .functions import NotTraceableError
+from .inspection import REST, Parameter, read_code, read_guards, read_methods, read_parameters
+from .undisturbed import undisturbed
 
 #: Whether the module trains, and whether gradients are recorded; None where the method does not ask.
 Mode = tuple[bool | None, bool | None]
@@ -50,12 +53,14 @@ class Traced:
         parameters: the method's.
         guards: the plain values that the trace read.
         inlined: the paths of the submodules whose forward is in the graphs.
+        methods: by such a path, "" for the module, what the trace ran of its class.
     """
 
     graphs: dict[Mode, fx.Graph]
     parameters: tuple[Parameter, ...]
     guards: tuple[Guard, ...]
     inlined: tuple[str, ...]
+    methods: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> Traced:
@@ -73,6 +78,8 @@ def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> T
     leaves_not = frozenset(part for path, part in parts.items() if path)
     parameters = read_parameters(host, method, leaves_not)
     guards: list[Guard] = []
+    methods: dict[str, tuple[str, ...]] = {}
+    functions: set[FunctionType] = set()
     asks_training = asks_grad = False
     for path, part in parts.items():
         if "forward" in part.__dict__ and not hasattr(part.__dict__["forward"], "original"):
@@ -81,12 +88,14 @@ def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> T
         asks_training |= "training" in reading.attributes
         asks_grad |= reading.reads_grad_mode
         where = tuple(path.split(".")) if path else ()
-        guards += [Guard(where, name, value) for name, value in read_guards(part, reading).items()]
+        guards += [Guard((*where, *at), name, value) for (*at, name), value in read_guards(part, reading).items()]
+        methods[path] = read_methods(part, reading)
+        functions |= set(reading.functions)
     graphs: dict[Mode, fx.Graph] = {}
     for mode in itertools.product(_either(asks_training), _either(asks_grad)):
-        with _in_mode(parts.values(), mode):
+        with _in_mode(parts.values(), mode), undisturbed(host.modules(), functions):
             graphs[mode] = _trace(host, method, leaves_not, parameters)
-    return Traced(_without_doubles(graphs), parameters, tuple(guards), tuple(inlined))
+    return Traced(_without_doubles(graphs), parameters, tuple(guards), tuple(inlined), methods)
 
 
 def _either(asked: bool) -> tuple[bool | None, ...]:

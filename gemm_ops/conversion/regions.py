@@ -10,7 +10,7 @@ the earlier ones are kept, because a call may have to stop at one of them (dropo
 that does not fit).
 
 The call stands where the last of its nodes was.  What writes in place between the product and there ends the region;
-submodules are taken not to write into what they are given, but for those with ``inplace=True``.
+a submodule may do so if its code, or that of a part of it, does something in place (see ``writing``).
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from torch import fx, nn
 
 from epilogues import Epilogue, EpilogueError
 
-from .patterns import NAMES, Traits, classify, writes
+from .graph_search import call_with_rest
+from .patterns import NAMES, Traits, classify
 from .products import obstacle, product_kind
 from .steps import Given, Step, Value, build_epilogue, operands_read, references, stand_in, step_obstacle
+from .writing import may_write, writes
 
 #: Where a region ends at the latest.
 MOST_STEPS = 48
@@ -279,5 +281,7 @@ def _called(node: fx.Node) -> str:
 
 def _may_write(node: fx.Node, host: nn.Module) -> bool:
     if node.op == "call_module":
-        return getattr(host.get_submodule(str(node.target)), "inplace", False) is True
-    return node.op in ("call_function", "call_method") and writes(node.target, dict(node.kwargs))
+        return may_write(host.get_submodule(str(node.target)))
+    if node.target is call_with_rest:
+        return may_write(host.get_submodule(str(node.args[0].target)))  # type: ignore[union-attr]
+    return node.op in ("call_function", "call_method") and writes(node.target, dict(node.kwargs), node.args)

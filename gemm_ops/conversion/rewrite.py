@@ -67,6 +67,11 @@ class Rewritten:
         self.host, self.method, self.codes = host, method, codes
         self.parameters = traced.parameters
         self.parts = tuple(_part(host, path, traced) for path in ("", *traced.inlined))
+        traced_paths = {part.path for part in self.parts}
+        #: plain values of modules whose code is not in the graph
+        self.values = tuple(
+            (guard.path, guard.name, guard.value) for guard in traced.guards if guard.path not in traced_paths
+        )
         self._prepare()
 
     def _prepare(self) -> None:
@@ -158,6 +163,15 @@ class Rewritten:
                 found = getattr(module, name, module)
                 if found is not value and not _is_same(found, value):
                     return False
+            for name in part.methods:
+                if in_graph:
+                    getattr(module, name)  # whose it is the compiler guards on where it is read
+                if name in module.__dict__ and type(module.__dict__[name]) is not Rewritten:
+                    return False
+        for path, name, value in self.values:
+            module = _at(host, path)
+            if module is None or not _is_same(getattr(module, name, module), value):
+                return False
         if seen is None and not in_graph:
             self._seen = [_Seen.of(_at(host, part.path)) for part in self.parts]
         return True
@@ -172,12 +186,14 @@ class _Part:
         forward: its class's.
         structure: what it has, by :func:`read_structure`.
         guards: the plain values that the trace read, by name.
+        methods: what the trace ran of its class.
     """
 
     path: tuple[str, ...]
     forward: Any
     structure: Any
     guards: tuple[tuple[str, Any], ...]
+    methods: tuple[str, ...] = ()
 
     def is_called(self, module: nn.Module, host: nn.Module, in_graph: bool) -> bool:
         """Whether calling the module runs the forward that was traced, in the host's mode, and nothing else."""
@@ -237,7 +253,7 @@ def _is_same(value: Any, expected: Any) -> bool:
 def _part(host: nn.Module, path: str, traced: Traced) -> _Part:
     module, names = host.get_submodule(path), tuple(path.split(".")) if path else ()
     guards = tuple((guard.name, guard.value) for guard in traced.guards if guard.path == names)
-    return _Part(names, type(module).forward, read_structure(module), guards)
+    return _Part(names, type(module).forward, read_structure(module), guards, traced.methods.get(path, ()))
 
 
 def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode, Sequence[Region]]) -> None:

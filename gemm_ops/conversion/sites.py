@@ -34,7 +34,8 @@ from epilogues.tree import MAIN_OUTPUT
 from ..functional import matmul, multiply_described
 from ..product_call import HAVE_AUTOCAST
 from ..transforms import are_transforms_active
-from .inspection import SIMPLE, NotTraceableError, read_code
+from .functions import NotTraceableError
+from .inspection import SIMPLE, read_code
 from .products import FLOATS, has_hooks, has_own_hooks, is_still, submodule, weight_matrix
 from .steps import Step, build_epilogue, operands_read, run_steps, stand_in, step_obstacle
 

@@ -27,7 +27,8 @@ from torch import nn
 from epilogues import Epilogue, EpilogueError, Row
 from epilogues.builders import bias_activation, identity
 
-from .inspection import NotTraceableError, read_code
+from .functions import NotTraceableError
+from .inspection import read_code
 from .products import has_hooks
 
 #: An operand's annotation: Row, Column, Scalar, Aux, or inspect.Parameter.empty where its shape is not known yet.

@@ -29,6 +29,7 @@ from epilogues.source import shortened
 
 from .functions import NotTraceableError
 from .inspection import REST, Parameter, read_code, read_guards, read_methods, read_parameters
+from .steps import step_obstacle
 from .undisturbed import undisturbed
 
 #: Whether the module trains, and whether gradients are recorded; None where the method does not ask.
@@ -149,6 +150,20 @@ class _Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A module that is none of the host's, such as a library's activation, is a function if it holds nothing."""
+        if m is self.root or any(m is part for part in self.root.modules()):
+            return super().call_module(m, forward, args, kwargs)
+        name = type(m).__name__
+        if reason := step_obstacle(m):
+            raise NotTraceableError(f"its code calls a module that is no part of it: {reason}")
+        reading = read_code(m, "forward")
+        if "training" in reading.attributes or reading.reads_grad_mode:
+            raise NotTraceableError(f"its code calls a {name} that is no part of it and may train otherwise")
+        return forward(*args, **kwargs)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None

@@ -107,7 +107,7 @@ def read_code(module: nn.Module, name: str) -> Reading:
     chains: set[tuple[str, ...]] = set()
     reached = list(functions_of(module, method_of(module, name)))
     for function, selves in reached:
-        if is_wrapped(function) and function.__module__ == "torch.utils._contextlib":
+        if is_wrapped(function) and function.__globals__.get("__name__") == "torch.utils._contextlib":
             raise NotTraceableError(
                 "it has a decorator that enters a context (@torch.no_grad()), which a graph has not"
             )

@@ -100,6 +100,11 @@ class Rewritten:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.original)
 
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        # what torch.jit.script asks a forward for; to whoever else asks it is as if there were none
+        raise AttributeError("fused code cannot be compiled by torch.jit.script: call gemm_ops.unfuse(model) before")
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         code = self._only if self._only is not None else self._code()
         given: Any = None
@@ -150,6 +155,8 @@ class Rewritten:
     def _stands(self) -> bool:
         """Whether nothing that the trace read has changed."""
         host, in_graph = self.host, torch.compiler.is_dynamo_compiling()
+        if not in_graph and torch.jit.is_tracing():  # whose graph would have what a choice computes
+            return False
         seen = self._seen if not in_graph else None
         for number, part in enumerate(self.parts):
             module = _at(host, part.path)

@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .functions import NotTraceableError, functions_of, method_of, source_tree
@@ -54,10 +54,36 @@ def is_in_place(name: str) -> bool:
 def writes(target: Any, kwargs: dict[str, Any], args: tuple[Any, ...] = ()) -> bool:
     """Whether a call of a function or method changes one of its arguments, by PyTorch's conventions."""
     name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
-    position = _INPLACE_AT.get(name, len(args)) if not isinstance(target, str) else len(args)
-    by_position = position < len(args) and args[position] is not False
     by_keyword = kwargs.get("inplace", False) is not False or kwargs.get("out") is not None
-    return is_in_place(name) or target in _WRITING or by_position or by_keyword or _is_mutable(target)
+    return (
+        is_in_place(name)
+        or target in _WRITING
+        or by_keyword
+        or _is_inplace_by_position(target, args)
+        or _is_mutable(target)
+    )
+
+
+def out_of_place(target: Any, kwargs: dict[str, Any], args: tuple[Any, ...]) -> tuple[Any, dict[str, Any]] | None:
+    """The function or method, and its keywords, that gives what one in place would write; None if there is none."""
+    rest = {name: value for name, value in kwargs.items() if name != "inplace"}
+    if "out" in rest or _is_inplace_by_position(target, args):
+        return None
+    if target in OUT_OF_PLACE:
+        return OUT_OF_PLACE[target], rest
+    if isinstance(target, str):
+        plain = target.removesuffix("_")
+        return (plain, rest) if is_in_place(target) and hasattr(Tensor, plain) else None
+    if is_in_place(name := str(getattr(target, "__name__", ""))):
+        found = getattr(torch, name.removesuffix("_"), None)
+        return None if found is None else (found, rest)
+    return (target, rest) if kwargs.get("inplace") is True else None
+
+
+def _is_inplace_by_position(target: Any, args: tuple[Any, ...]) -> bool:
+    name = "" if isinstance(target, str) else str(getattr(target, "__name__", ""))
+    position = _INPLACE_AT.get(name, len(args))
+    return position < len(args) and args[position] is not False
 
 
 def _is_mutable(target: Any) -> bool:

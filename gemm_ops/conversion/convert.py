@@ -209,7 +209,7 @@ class _Conversion:
             if method == "forward" and host in covered:
                 continue
             where = f"{names[host]}.{method}".lstrip(".")
-            targets = {}
+            targets: dict[tuple[str, tuple[str, ...]], Region] = {}
             calls: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
             for regions in found.regions.values():
                 targets |= {_key(region): region for region in regions}

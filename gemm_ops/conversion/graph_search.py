@@ -55,6 +55,7 @@ class Traced:
         guards: the plain values that the trace read.
         inlined: the paths of the submodules whose forward is in the graphs.
         methods: by such a path, "" for the module, what the trace ran of its class.
+        never: dtypes that the graphs take values within not to have, see :func:`expect_other`.
     """
 
     graphs: dict[Mode, fx.Graph]
@@ -62,6 +63,7 @@ class Traced:
     guards: tuple[Guard, ...]
     inlined: tuple[str, ...]
     methods: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    never: tuple[torch.dtype, ...] = ()
 
 
 def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> Traced:
@@ -93,10 +95,12 @@ def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> T
         methods[path] = read_methods(part, reading)
         functions |= set(reading.functions)
     graphs: dict[Mode, fx.Graph] = {}
+    never: set[torch.dtype] = set()
     for mode in itertools.product(_either(asks_training), _either(asks_grad)):
         with _in_mode(parts.values(), mode), undisturbed(host.modules(), functions):
             graphs[mode] = _trace(host, method, leaves_not, parameters)
-    return Traced(_without_doubles(graphs), parameters, tuple(guards), tuple(inlined), methods)
+        never |= {node.args[1] for node in graphs[mode].nodes if node.target is expect_other}
+    return Traced(_without_doubles(graphs), parameters, tuple(guards), tuple(inlined), methods, tuple(never))
 
 
 def _either(asked: bool) -> tuple[bool | None, ...]:
@@ -165,6 +169,20 @@ class _Tracer(fx.Tracer):
             raise NotTraceableError(f"its code calls a {name} that is no part of it and may train otherwise")
         return forward(*args, **kwargs)
 
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """What code branches on: only whether a value is in half precision, which it is taken not to be."""
+        node = obj.node
+        asked, dtype = node.args if node.target is operator.eq and len(node.args) == 2 else (None, None)
+        if dtype is not torch.float16 or not isinstance(asked, fx.Node) or asked.args[1:] != ("dtype",):
+            return super().to_bool(obj)
+        value = asked.args[0]
+        assert isinstance(value, fx.Node)
+        self.create_proxy("call_function", expect_other, (self.proxy(value), dtype), {})
+        for unused in (node, asked):
+            if not unused.users:
+                self.graph.erase_node(unused)
+        return False
+
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
@@ -213,6 +231,17 @@ def _recorded(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul"):
     setattr(_Proxy, f"__{_name}__", _recorded(getattr(operator, _name)))
+
+
+def expect_other(value: Any, dtype: torch.dtype) -> None:
+    """What a graph has where code asks for a dtype that the call's arguments and weights gave no sign of.
+
+    Transformers' encoders clamp their results in half precision.
+    """
+    if value.dtype == dtype:
+        raise RuntimeError(
+            f"a value has become {dtype} within code that gemm_ops.fuse traced for others: call gemm_ops.unfuse(model)"
+        )
 
 
 def call_with_rest(module: nn.Module, rest: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -8,8 +8,8 @@ Contract
 A trace sees one way through a method.  It stands for the method where nothing that the way depended on has changed:
 
 * A parameter without a default is a tensor; other arguments are not for the trace.
-* A parameter with a default that the method does nothing with but hand on to a submodule (``cache=cache``,
-  ``**kwargs``) is opaque: anything may be given.  That is read from the source.
+* A parameter with a default, or after the first, that the method does nothing with but hand on to a submodule
+  (``cache=cache``, ``**kwargs``) is opaque: anything may be given.  That is read from the source.
 * Any other parameter is fixed at its default: a call that gives another value is not for the trace.
 * Attributes of plain values and functions that the code names (``self.norm_first``, ``self.activation``) are remembered
   with the trace, and what the module has got of submodules and parameters.
@@ -72,12 +72,14 @@ class Parameter:
         role: "tensor", "opaque", "fixed", or "rest" (the method's ``**kwargs``, handed on).
         default: of an opaque or fixed one.
         positional: whether it may be given by position.
+        required: whether it has no default.
     """
 
     name: str
     role: str
     default: Any = None
     positional: bool = True
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -313,7 +315,10 @@ def read_parameters(module: nn.Module, name: str, inlined: frozenset[nn.Module])
             if parameter.name in handed_on:
                 found.append(Parameter(REST, "rest", positional=False))
         elif parameter.default is parameter.empty:
-            found.append(Parameter(parameter.name, "tensor", positional=positional))
+            # the first is what a method computes with; another may be None, such as a mask
+            is_opaque = found and parameter.name in handed_on and parameter.kind is not parameter.POSITIONAL_ONLY
+            role = "opaque" if is_opaque else "tensor"
+            found.append(Parameter(parameter.name, role, positional=positional, required=True))
         else:
             role = "opaque" if parameter.name in handed_on else "fixed"
             found.append(Parameter(parameter.name, role, parameter.default, positional))

@@ -65,7 +65,7 @@ class Report:
 
     def __str__(self) -> str:
         layers, calls = len({each.path for each in self.fused}), sum(each.calls for each in self.fused)
-        total = len({each.path for each in (*self.fused, *self.left)})
+        total = len({each.path for each in self.fused} | {each.path for each in self.left})
         lines = [f"fused {layers} of {total} linear layers" + (f", in {calls} calls" if calls != layers else "")]
         fused = [
             (

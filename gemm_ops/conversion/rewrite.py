@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..product_call import HAVE_AUTOCAST
 from .graph_search import Mode, Traced
 from .inspection import SIMPLE, read_structure
 from .products import has_hooks
@@ -63,8 +64,12 @@ class Rewritten:
         codes: by mode; see :class:`gemm_ops.conversion.graph_search.Traced`.
     """
 
-    def __init__(self, host: nn.Module, method: str, codes: dict[Mode, Code], traced: Traced) -> None:
+    def __init__(
+        self, host: nn.Module, method: str, codes: dict[Mode, Code], traced: Traced, products: Sequence[str] = ()
+    ) -> None:
         self.host, self.method, self.codes = host, method, codes
+        #: dtypes that neither the arguments nor the weights of the products at these paths may have
+        self.never, self.products = traced.never, tuple(tuple(path.split(".")) for path in products)
         self.parameters = traced.parameters
         self.parts = tuple(_part(host, path, traced) for path in ("", *traced.inlined))
         traced_paths = {part.path for part in self.parts}
@@ -79,7 +84,8 @@ class Rewritten:
         self._only = self.codes.get((None, None))
         roles = [parameter.role for parameter in self.parameters]
         tensors = sum(role == "tensor" for role in roles)
-        simple = "rest" not in roles and roles[:tensors] == ["tensor"] * tensors
+        required = any(each.required and each.role == "opaque" for each in self.parameters)
+        simple = not required and "rest" not in roles and roles[:tensors] == ["tensor"] * tensors
         self._tensors = tensors if simple and all(each.positional for each in self.parameters[:tensors]) else -1
         self._defaults = [each.default for each in self.parameters if each.role == "opaque"]
         self._seen: list[_Seen] = []
@@ -113,7 +119,7 @@ class Rewritten:
                 given = (*args, *self._defaults)
             else:
                 given = self._bind(args, kwargs)
-        if code is None or given is None or not self._stands():
+        if code is None or given is None or not self._stands() or (self.never and self._has_other_dtype(given)):
             return getattr(type(self.host), self.method)(self.host, *args, **kwargs)
         return code.function(self.host, *given)
 
@@ -123,6 +129,24 @@ class Rewritten:
                 continue
             return code
         return None
+
+    def _has_other_dtype(self, given: Sequence[Any]) -> bool:
+        """Whether there is a sign of a dtype that the graph takes values not to have."""
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        for path in self.products:
+            weight = getattr(_at(self.host, path), "weight", None)
+            tensors += [weight] if isinstance(weight, Tensor) else []
+        for tensor in tensors:
+            kind = tensor.device.type
+            if tensor.dtype in self.never:
+                return True
+            if (
+                kind in HAVE_AUTOCAST
+                and torch.is_autocast_enabled(kind)
+                and torch.get_autocast_dtype(kind) in self.never
+            ):
+                return True
+        return False
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """What the code takes for these arguments; None if they are not for it."""
@@ -139,7 +163,7 @@ class Rewritten:
                     return None
             elif parameter.name in rest:
                 value = rest.pop(parameter.name)
-            elif parameter.role == "tensor":
+            elif parameter.required:
                 return None
             else:
                 value = parameter.default
@@ -269,8 +293,10 @@ def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode,
     Args:
         regions: the matches in each of the graphs; the graphs are changed.
     """
+    found = list(regions.values())
     codes = {mode: _code(graph, host, regions[mode]) for mode, graph in traced.graphs.items()}
-    host.__dict__[method] = Rewritten(host, method, codes, traced)
+    products = sorted({str(region.product.target) for each in found for region in each})
+    host.__dict__[method] = Rewritten(host, method, codes, traced, products)
 
 
 def _code(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> Code:

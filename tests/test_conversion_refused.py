@@ -144,6 +144,23 @@ def test_calls_move_over_what_does_not(kind: Callable[[], nn.Module], fused_call
     assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) >= 1
 
 
+def test_a_crossed_module_that_changes_after_fusing(fused_calls: FusedCalls) -> None:
+    """A call has moved over it, which holds as long as it does not write."""
+    model, x = AddsABranch(nn.Sequential(nn.ReLU(), nn.Linear(6, 6))).eval().requires_grad_(False), torch.randn(5, 6)
+    # the residual is of the layer that is called first
+    model.fc, model.branch[1] = nn.Linear(6, 6), nn.LayerNorm(6)
+    model.requires_grad_(False)
+    fused, _ = fuse_copy(model)
+    for inplace, expected in ((False, 1), (True, 0), (False, 1)):
+        for net in (model, fused):
+            net.branch[0].inplace = inplace
+        calls = fused_calls.during(lambda: torch.testing.assert_close(fused(x.clone()), model(x.clone())))
+        assert calls == expected
+    for net in (model, fused):
+        net.branch = Method()
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x.clone()), model(x.clone()))) == 0
+
+
 def test_what_writes() -> None:
     assert (
         writes(F.relu, {}, (None, True)) and not writes(F.relu, {}, (None, False)) and not writes(F.relu, {}, (None,))

@@ -298,9 +298,15 @@ def _called(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def _may_write(node: fx.Node, host: nn.Module) -> bool:
-    if node.op == "call_module":
-        return may_write(host.get_submodule(str(node.target)))
+def called_path(node: fx.Node) -> str:
+    """The path of the submodule that a node calls, with the method's ``**kwargs`` too; "" for none."""
     if node.target is call_with_rest:
-        return may_write(host.get_submodule(str(node.args[0].target)))  # type: ignore[union-attr]
+        node = node.all_input_nodes[0]
+        return str(node.target)
+    return str(node.target) if node.op == "call_module" else ""
+
+
+def _may_write(node: fx.Node, host: nn.Module) -> bool:
+    if path := called_path(node):
+        return may_write(host.get_submodule(path))
     return node.op in ("call_function", "call_method") and writes(node.target, dict(node.kwargs), node.args)

@@ -28,8 +28,9 @@ from ..product_call import HAVE_AUTOCAST
 from .graph_search import Mode, Traced
 from .inspection import SIMPLE, read_structure
 from .products import has_hooks
-from .regions import Region
+from .regions import Region, called_path
 from .sites import FusedCall
+from .writing import may_write
 
 
 class Code:
@@ -65,9 +66,17 @@ class Rewritten:
     """
 
     def __init__(
-        self, host: nn.Module, method: str, codes: dict[Mode, Code], traced: Traced, products: Sequence[str] = ()
+        self,
+        host: nn.Module,
+        method: str,
+        codes: dict[Mode, Code],
+        traced: Traced,
+        products: Sequence[str] = (),
+        crossed: Sequence[str] = (),
     ) -> None:
         self.host, self.method, self.codes = host, method, codes
+        #: the submodules that a fused call stands after and whose products it takes over from before
+        self.crossed = tuple(tuple(path.split(".")) for path in crossed)
         #: dtypes that neither the arguments nor the weights of the products at these paths may have
         self.never, self.products = traced.never, tuple(tuple(path.split(".")) for path in products)
         self.parameters = traced.parameters
@@ -89,6 +98,7 @@ class Rewritten:
         self._tensors = tensors if simple and all(each.positional for each in self.parameters[:tensors]) else -1
         self._defaults = [each.default for each in self.parameters if each.role == "opaque"]
         self._seen: list[_Seen] = []
+        self._harmless: dict[tuple[str, ...], list[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -129,6 +139,19 @@ class Rewritten:
                 continue
             return code
         return None
+
+    def _is_harmless(self, module: Any, path: tuple[str, ...]) -> bool:
+        """Whether a submodule that is crossed still does not write into what it is given."""
+        if type(module) is nn.Linear:  # what nearly every one is
+            return True
+        if module is None:
+            return False
+        state = [(part, getattr(part, "inplace", False)) for part in module.modules()]
+        if self._harmless.get(path) != state:
+            if may_write(module):
+                return False
+            self._harmless[path] = state
+        return True
 
     def _has_other_dtype(self, given: Sequence[Any]) -> bool:
         """Whether there is a sign of a dtype that the graph takes values not to have."""
@@ -203,6 +226,9 @@ class Rewritten:
             module = _at(host, path)
             if module is None or not _is_same(getattr(module, name, module), value):
                 return False
+        # the compiler's code is of the modules as they are when it compiles
+        if not in_graph and not all([self._is_harmless(_at(host, path), path) for path in self.crossed]):
+            return False
         if seen is None and not in_graph:
             self._seen = [_Seen.of(_at(host, part.path)) for part in self.parts]
         return True
@@ -294,9 +320,20 @@ def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode,
         regions: the matches in each of the graphs; the graphs are changed.
     """
     found = list(regions.values())
+    crossed = {path for mode, each in regions.items() for path in _crossed(traced.graphs[mode], each, host)}
     codes = {mode: _code(graph, host, regions[mode]) for mode, graph in traced.graphs.items()}
     products = sorted({str(region.product.target) for each in found for region in each})
-    host.__dict__[method] = Rewritten(host, method, codes, traced, products)
+    host.__dict__[method] = Rewritten(host, method, codes, traced, products, sorted(crossed))
+
+
+def _crossed(graph: fx.Graph, regions: Sequence[Region], host: nn.Module) -> set[str]:
+    """The paths of the submodules that the graph calls between a region's product and its last node."""
+    nodes = list(graph.nodes)
+    found: set[str] = set()
+    for region in regions:
+        between = nodes[nodes.index(region.product) + 1 : nodes.index(region.nodes[-1])]
+        found |= {path for node in between if node not in region.nodes and (path := called_path(node))}
+    return found
 
 
 def _code(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> Code:

@@ -497,3 +497,52 @@ def test_flags_read_with_getattr(fused_calls: FusedCalls) -> None:
     assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 1
     model.flag = fused.flag = True
     torch.testing.assert_close(fused(x), model(x))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+
+
+class Reads(Net):
+    """Plain values in what it and its parts hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Scaled()
+        self.factors, self.sizes, self.options = [2.0], (2.0, 3.0), {"k": 2.0}
+        self.kind = torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = self.part
+        h = self.fc(x * self.factors[0] * self.sizes[1]) * self.options["k"] * part.scale * self.part.scale
+        return F.relu(h.to(self.kind))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "list": lambda net: net.factors.append(1) or net.factors.__setitem__(0, 3.0),
+    "tuple": lambda net: setattr(net, "sizes", (2.0, 5.0)),
+    "dictionary": lambda net: net.options.update(k=7.0),
+    "part": lambda net: setattr(net.part, "scale", 5.0),
+    "dtype": lambda net: setattr(net, "kind", torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_values_that_change_after_fusing(name: str, fused_calls: FusedCalls) -> None:
+    model, x = Reads(), torch.randn(5, 6)
+    fused, _ = fuse_copy(model)
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 1
+    for net in (model, fused):
+        CHANGES[name](net)
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 0
+
+
+def test_types_of_parts_are_not_asked() -> None:
+    class OfAPart(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.fc(x)) if isinstance(self.act, nn.GELU) else self.fc(x)
+
+    _, report = fuse_copy(OfAPart())
+    assert "its code calls isinstance" in report.left[0].reason

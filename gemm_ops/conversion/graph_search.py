@@ -177,6 +177,8 @@ class _Tracer(fx.Tracer):
             return super().to_bool(obj)
         value = asked.args[0]
         assert isinstance(value, fx.Node)
+        if value.op == "get_attr":  # a parameter, whose dtype is a matter of its own
+            return super().to_bool(obj)
         self.create_proxy("call_function", expect_other, (self.proxy(value), dtype), {})
         for unused in (node, asked):
             if not unused.users:

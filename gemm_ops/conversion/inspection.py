@@ -40,6 +40,9 @@ SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 _GUARDED = (*SIMPLE, FunctionType, BuiltinFunctionType)
 
+#: How many plain values a list, tuple or dictionary may have to be compared too.
+_MOST_ITEMS = 16
+
 #: What the parameter for a method's ``**kwargs`` is called in traces.
 REST = "gemm_ops_rest"
 
@@ -89,12 +92,14 @@ class Reading:
     Attributes:
         attributes: the names of all attributes.
         chains: attributes of attributes of the module, ``("drop", "training")``.
+        of_others: the names of those that are read of other objects than the module and what it holds.
         functions: the functions that were read.
         reads_grad_mode: whether it asks if gradients are recorded.
     """
 
     attributes: frozenset[str]
     chains: frozenset[tuple[str, ...]]
+    of_others: frozenset[str]
     functions: tuple[FunctionType, ...]
     reads_grad_mode: bool
 
@@ -107,6 +112,7 @@ def read_code(module: nn.Module, name: str) -> Reading:
     """
     attributes: set[str] = set()
     chains: set[tuple[str, ...]] = set()
+    of_others: set[str] = set()
     reached = list(functions_of(module, method_of(module, name)))
     for function, selves in reached:
         if is_wrapped(function) and function.__globals__.get("__name__") == "torch.utils._contextlib":
@@ -115,15 +121,16 @@ def read_code(module: nn.Module, name: str) -> Reading:
             )
         if changed := changed_container(function, selves):
             raise NotTraceableError(f"its code changes {changed}")
-        _read_function(module, Reached(function, selves), attributes, chains)
+        _read_function(Reached(function, selves), attributes, chains, of_others)
     for chain in chains:
         _check_chain(module, chain)
     functions = tuple(function for function, _ in reached)
-    return Reading(frozenset(attributes), frozenset(chains), functions, "is_grad_enabled" in attributes)
+    asks_grad = "is_grad_enabled" in attributes
+    return Reading(frozenset(attributes), frozenset(chains), frozenset(of_others), functions, asks_grad)
 
 
-def _read_function(module: nn.Module, reached: Reached, attributes: set[str], chains: set[tuple[str, ...]]) -> None:
-    """Reads one function; adds to the attributes and chains."""
+def _read_function(reached: Reached, attributes: set[str], chains: set[tuple[str, ...]], of_others: set[str]) -> None:
+    """Reads one function; adds to the sets, which are those of :class:`Reading`."""
     function, selves = reached
     for code in codes_of(function.__code__):
         instructions = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "PRECALL")]
@@ -133,9 +140,10 @@ def _read_function(module: nn.Module, reached: Reached, attributes: set[str], ch
             if operation in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
                 raise NotTraceableError(f"its code writes {what}")
             if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
-                if what in _REFUSED_GLOBALS and not _is_no_symbol(function, following, selves):
+                by_name = what in ("getattr", "hasattr")
+                if what in _REFUSED_GLOBALS and not _is_no_symbol(function, following, selves, by_name):
                     raise NotTraceableError(f"its code calls {what}")
-                if what in ("getattr", "hasattr"):  # of the module, by names that are written out
+                if by_name:  # of the module, by names that are written out
                     attributes |= {text for text in code.co_consts if isinstance(text, str)}
                 place = function.__globals__.get(what)
                 home = place.__name__ if isinstance(place, ModuleType) else getattr(place, "__module__", None)
@@ -162,6 +170,8 @@ def _read_function(module: nn.Module, reached: Reached, attributes: set[str], ch
                 chain = _chain(instructions, position, selves)
                 if len(chain) > 1:
                     chains.add(chain)
+                elif not chain:
+                    of_others.add(what)
                 if what == "training" and not chain:
                     raise NotTraceableError("its code asks whether another module trains")
 
@@ -172,7 +182,9 @@ def _in_words(name: str) -> str:
     return f"asks for {name}" if name.startswith("__") else f"calls {name}"
 
 
-def _is_no_symbol(function: FunctionType, following: Sequence[dis.Instruction], selves: frozenset[str]) -> bool:
+def _is_no_symbol(
+    function: FunctionType, following: Sequence[dis.Instruction], selves: frozenset[str], takes_parts: bool
+) -> bool:
     """Whether what a function is called with first is the module, or a package: not what a trace has symbols of."""
     for instruction in following:
         if instruction.opname == "PUSH_NULL":
@@ -180,7 +192,8 @@ def _is_no_symbol(function: FunctionType, following: Sequence[dis.Instruction], 
         if instruction.opname == "LOAD_GLOBAL":
             return isinstance(function.__globals__.get(instruction.argval), ModuleType)
         named = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-        return named[0] in selves
+        # what the module holds may be of another type later
+        return named[0] in selves and (takes_parts or following[-1].opname not in ("LOAD_ATTR", "LOAD_METHOD"))
     return False
 
 
@@ -244,17 +257,39 @@ def _check_chain(module: nn.Module, chain: tuple[str, ...]) -> None:
         raise NotTraceableError(f"its code calls {'.'.join(chain)}, a method of a submodule")
 
 
+def is_plain(value: Any) -> bool:
+    """Whether it can be compared with what it was: a plain value, or a few of them in a list, tuple or dictionary."""
+    if type(value) in SIMPLE:
+        return True
+    if type(value) not in (list, tuple, dict) or len(value) > _MOST_ITEMS:
+        return False
+    return all([type(item) in SIMPLE for item in (value.values() if type(value) is dict else value)])
+
+
+def _guarded(value: Any) -> bool:
+    return is_plain(value) or isinstance(value, _GUARDED)
+
+
 def read_guards(module: nn.Module, reading: Reading) -> dict[tuple[str, ...], Any]:
     """The plain values and functions among the attributes that the code reads, but ``training``, by their path."""
     named = sorted(reading.attributes - {"training"})
     found: dict[tuple[str, ...], Any] = {
-        (name,): value for name in named if isinstance(value := getattr(module, name, module), _GUARDED)
+        (name,): _kept(value) for name in named if _guarded(value := getattr(module, name, module))
     }
     for chain in sorted(reading.chains):
         owner = _owner(module, chain)
-        if owner is not None and isinstance(value := getattr(owner, chain[-1], owner), _GUARDED):
-            found[chain] = value
+        if owner is not None and _guarded(value := getattr(owner, chain[-1], owner)):
+            found[chain] = _kept(value)
+    for path, part in module.named_modules():  # by another name: part = self.part; part.scale
+        for name in reading.of_others & set(part.__dict__) - {"training"}:
+            if path and is_plain(value := part.__dict__[name]):
+                found[(*path.split("."), name)] = _kept(value)
     return found
+
+
+def _kept(value: Any) -> Any:
+    """The value as it is now, whatever is done to it."""
+    return type(value)(value) if isinstance(value, list | dict) else value
 
 
 def read_methods(module: nn.Module, reading: Reading) -> tuple[str, ...]:

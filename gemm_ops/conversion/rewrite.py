@@ -26,7 +26,7 @@ from torch import Tensor, fx, nn
 
 from ..product_call import HAVE_AUTOCAST
 from .graph_search import Mode, Traced
-from .inspection import SIMPLE, read_structure
+from .inspection import is_plain, read_structure
 from .products import has_hooks
 from .regions import Region, called_path
 from .sites import FusedCall
@@ -304,7 +304,7 @@ def _at(host: nn.Module, path: Sequence[str]) -> Any:
 def _is_same(value: Any, expected: Any) -> bool:
     if value is expected:
         return True
-    return type(value) is type(expected) and type(value) in SIMPLE and value == expected
+    return type(value) is type(expected) and is_plain(value) and bool(value == expected)
 
 
 def _part(host: nn.Module, path: str, traced: Traced) -> _Part:

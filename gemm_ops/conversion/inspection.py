@@ -283,7 +283,8 @@ def read_guards(module: nn.Module, reading: Reading) -> dict[tuple[str, ...], An
     for path, part in module.named_modules():  # by another name: part = self.part; part.scale
         for name in reading.of_others & set(part.__dict__) - {"training"}:
             if path and is_plain(value := part.__dict__[name]):
-                found[(*path.split("."), name)] = _kept(value)
+                where = (*path.split("."), name)
+                found[where] = _kept(value)
     return found
 
 

@@ -546,3 +546,29 @@ def test_types_of_parts_are_not_asked() -> None:
 
     _, report = fuse_copy(OfAPart())
     assert "its code calls isinstance" in report.left[0].reason
+
+
+def test_compiled_anew_when_what_was_remembered_changes() -> None:
+    class Calls(Reads):
+        def activate(self, x: Tensor) -> Tensor:
+            return F.relu(x) if self.part.training else F.gelu(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.activate(self.fc(x * self.factors[0])) * self.part.scale
+
+    model, x = Calls(), torch.randn(5, 6)
+    fused, report = gemm_ops.fuse(model)
+    assert report.fused
+    torch._dynamo.reset()
+    compiled = torch.compile(fused, fullgraph=True, backend="eager")
+    changes: list[Callable[[Any], Any]] = [
+        lambda net: None,
+        lambda net: setattr(net.part, "scale", 5.0),
+        lambda net: net.part.eval(),
+        lambda net: net.factors.__setitem__(0, 4.0),
+        lambda net: setattr(net, "activate", torch.tanh),
+    ]
+    for change in changes:
+        for net in (model, fused):
+            change(net)
+        torch.testing.assert_close(compiled(x), model(x))

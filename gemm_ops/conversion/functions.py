@@ -56,9 +56,9 @@ def functions_of(module: nn.Module, first: FunctionType) -> Iterator[Reached]:
         waiting += [(value, is_method and is_wrapped(function)) for value in cells if isinstance(value, FunctionType)]
         home = _package(function)
         names = {name for code in codes_of(function.__code__) for name in code.co_names}
-        spaces = [value for name in names if isinstance(value := function.__globals__.get(name), ModuleType)]
-        held = [value for name in names if _is_object(value := module.__dict__.get(name))]
-        for name in names:
+        spaces = [value for name in sorted(names) if isinstance(value := function.__globals__.get(name), ModuleType)]
+        held = [value for name in sorted(names) if _is_object(value := module.__dict__.get(name))]
+        for name in sorted(names):  # so that of several reasons the same is given each time
             found = _on_class(type(module), name)
             others = [function.__globals__.get(name), module.__dict__.get(name)]
             others += [vars(space).get(name) for space in spaces if _package_name(space.__name__) == home]

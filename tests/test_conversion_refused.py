@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import functools
 import heapq
 import operator
 import random
@@ -102,6 +103,32 @@ class ByAnAttribute(nn.Module):
         return self.scale(x)
 
 
+class Applies(nn.Module):
+    """Functions of which no code is read, or that are not called by their names."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.functions = [function]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for function in self.functions:
+            x = function(x)
+        return x
+
+
+RELU = torch.relu_
+
+
+class ByAnotherGlobal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return RELU(x)
+
+
+class OfTheBase(Method):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
 def _hooked() -> nn.Module:
     layer = nn.Linear(6, 6)
     layer.register_forward_pre_hook(lambda module, args: (args[0].mul_(2),))
@@ -114,6 +141,10 @@ WRITING: dict[str, Callable[[], nn.Module]] = {
     "deeper": lambda: nn.Sequential(nn.Sequential(Method()), nn.Linear(6, 6)),
     "hook": _hooked,
     **{kind.__name__: kind for kind in (Method, Augmented, Item, Out, ByPosition, ByName)},
+    "builtin": lambda: Applies(torch.relu_),
+    "partial": lambda: Applies(functools.partial(F.relu, inplace=True)),
+    "lambda": lambda: Applies(lambda x: x.mul_(2)),
+    **{kind.__name__: kind for kind in (ByAnotherGlobal, OfTheBase)},
     **{kind.__name__: kind for kind in (InAHelper, InAStaticMethod, ByAnAttribute)},
 }
 
@@ -292,6 +323,11 @@ class Static(Asks):
         return isinstance(x, Tensor)
 
 
+class OfItsBase(Static):
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x)
+
+
 class Tries(Asks):
     def asks(self, x: Any) -> Any:
         try:
@@ -385,6 +421,7 @@ REFUSED = {
     Hasattr: "its code calls hasattr",
     Callable_: "its code calls callable",
     Static: "its code calls isinstance",
+    OfItsBase: "its code calls isinstance",
     Tries: "its code has a try statement",
     DtypeIs: "its code asks whether two values are the same object",
     IsTheSame: "its code asks whether two values are the same object",

@@ -89,15 +89,22 @@ def _is_object(value: Any) -> bool:
 
 
 def _on_class(kind: type, name: str) -> list[tuple[FunctionType, bool]]:
-    """The function that a class has by a name, that of a property too, and whether it is given the object first."""
-    place, is_given = inspect.getattr_static(kind, name, None), True
-    if isinstance(place, property):
-        place = place.fget
-    elif isinstance(place, staticmethod | classmethod):
-        place, is_given = place.__func__, isinstance(place, classmethod)
-    elif isinstance(place, functools.cached_property):
-        place = place.func
-    return [(place, is_given)] if isinstance(place, FunctionType) else []
+    """The functions that a class and its bases have by a name, which may call each other by ``super()``.
+
+    That of a property too; and whether each is given the object first.
+    """
+    found = []
+    for base in kind.__mro__:
+        place, is_given = vars(base).get(name) if base not in (nn.Module, object) else None, True
+        if isinstance(place, property):
+            place = place.fget
+        elif isinstance(place, staticmethod | classmethod):
+            place, is_given = place.__func__, isinstance(place, classmethod)
+        elif isinstance(place, functools.cached_property):
+            place = place.func
+        if isinstance(place, FunctionType):
+            found.append((place, is_given))
+    return found
 
 
 @functools.lru_cache(maxsize=1024)

@@ -12,14 +12,14 @@ import ast
 import functools
 import inspect
 import operator
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .functions import NotTraceableError, functions_of, method_of, source_tree
+from .functions import NotTraceableError, codes_of, functions_of, method_of, source_tree
 from .products import has_hooks
 
 #: Methods that change a list, a dictionary or a set.
@@ -27,6 +27,9 @@ _CHANGING = frozenset(
     {"append", "extend", "insert", "pop", "clear", "remove", "setdefault", "update", "appendleft", "popleft", "discard"}
     | {"add", "popitem", "extendleft", "rotate", "reverse", "sort", "__setitem__", "__delitem__", "__iadd__"}
 )
+#: How large a dictionary that code reads is looked through for functions.
+_MOST_FUNCTIONS = 100
+
 #: Of these a tensor or a package has methods and functions of the same names, which change nothing.
 _ALSO_OF_TENSORS = frozenset({"add", "sort"})
 
@@ -118,9 +121,26 @@ def _part_may_write(part: nn.Module) -> bool:
         first = method_of(part, "forward")
     except NotTraceableError:
         return True
-    if any(isinstance(value, FunctionType) and _code_writes(value) for value in part.__dict__.values()):
+    if any(_is_in_place(value) for name, value in part.__dict__.items() if name not in ("forward", "_modules")):
         return True
-    return any(_code_writes(function) for function, _ in functions_of(part, first))
+    for function, _ in functions_of(part, first):
+        names = {name for code in codes_of(function.__code__) for name in code.co_names}
+        if _code_writes(function) or any(_is_in_place(function.__globals__.get(name)) for name in names):
+            return True
+    return False
+
+
+def _is_in_place(value: Any) -> bool:
+    """Whether a value that code may call is, or has, a function that writes in place."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_in_place, value))
+    if isinstance(value, dict):
+        return len(value) < _MOST_FUNCTIONS and any(map(_is_in_place, value.values()))
+    if isinstance(value, functools.partial):
+        return _is_in_place(value.func) or writes(value.func, value.keywords, value.args)
+    if isinstance(value, FunctionType):
+        return is_in_place(value.__name__) or _code_writes(value)
+    return isinstance(value, BuiltinFunctionType) and (is_in_place(value.__name__) or value in _WRITING)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -32,6 +32,9 @@ from .regions import Region, called_path
 from .sites import FusedCall
 from .writing import may_write
 
+#: What PyTorch's compiler asks for by its items, not by ``is``.
+_CONTAINERS = (list, tuple, dict)
+
 
 class Code:
     """A generated function, by its source."""
@@ -215,7 +218,7 @@ class Rewritten:
                 seen = None
             for name, value in part.guards:
                 found = getattr(module, name, module)
-                if found is not value and not _is_same(found, value):
+                if (type(value) in _CONTAINERS or found is not value) and not _is_same(found, value):
                     return False
             for name in part.methods:
                 if in_graph:
@@ -302,7 +305,7 @@ def _at(host: nn.Module, path: Sequence[str]) -> Any:
 
 
 def _is_same(value: Any, expected: Any) -> bool:
-    if value is expected:
+    if type(expected) not in _CONTAINERS and value is expected:
         return True
     return type(value) is type(expected) and is_plain(value) and bool(value == expected)
 

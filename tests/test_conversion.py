@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gemm_ops
-from gemm_ops.conversion.patterns import NAMES, Traits, classify, writes
+from gemm_ops.conversion.patterns import NAMES, Traits, classify
+from gemm_ops.conversion.writing import writes
 
 __all__ = ["fused_calls"]
 pytestmark = pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
@@ -143,6 +144,28 @@ class Elementwise(Layers):
         return torch.lerp(self.fc(x), x, 0.25)
 
 
+class InPlaceMethod(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.fc(x).relu_())
+
+
+class InPlaceFunction(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(F.silu(self.fc(x), inplace=True))
+
+
+class InPlaceByPosition(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(F.relu(self.fc(x), True))
+
+
+class InPlaceResidual(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        y += x
+        return y.mul_(0.5)
+
+
 class ByKeyword(Layers):
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(input=self.fc(x), approximate="tanh")
@@ -169,6 +192,10 @@ CASES: dict[type[Layers], tuple[str, str]] = {
     GateFirst: ("activation + gate", "silu, mul(gate)"),
     Elementwise: ("elementwise", "lerp(operand)"),
     ByKeyword: ("activation", "gelu"),
+    InPlaceMethod: ("activation", "relu"),
+    InPlaceFunction: ("activation", "silu"),
+    InPlaceByPosition: ("activation", "relu"),
+    InPlaceResidual: ("residual + scale", "add(residual), mul"),
 }
 each_case = pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 
@@ -379,11 +406,85 @@ def test_report() -> None:
     ]
     assert json.loads(report.to_json()) == {
         "fused": [
-            {"path": "0", "pattern": "activation", "epilogue": "1", "k": 6, "n": 8, "method": "forward", "note": ""}
+            {
+                "path": "0",
+                "pattern": "activation",
+                "epilogue": "1",
+                "k": 6,
+                "n": 8,
+                "method": "forward",
+                "note": "",
+                "calls": 1,
+            }
         ],
         "left": [{"path": "2", "kind": "Linear", "k": 8, "n": 3, "reason": "its result is what the method returns"}],
     }
     assert str(gemm_ops.fuse(nn.ReLU())[1]) == "fused 0 of 0 linear layers"
+
+
+def test_report_of_a_layer_that_is_called_twice(fused_calls: FusedCalls) -> None:
+    """Layers are counted as layers, and calls where they are more."""
+
+    class Twice(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(F.relu(self.fc(F.relu(self.fc(x)))))
+
+    class Once(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(F.relu(self.fc(x)))
+
+    model, x = Twice(), torch.randn(5, 6)
+    del model.other
+    fused, report = fuse_copy(model)
+    assert str(report).splitlines() == [
+        "fused 1 of 1 linear layers, in 2 calls",
+        "  fc  6 -> 6  activation  relu  in forward, 2 times",
+    ]
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 2
+    model = Once()
+    del model.other
+    _, report = fuse_copy(model)
+    assert str(report).startswith("fused 1 of 1 linear layers\n")
+    assert [each.reason for each in report.left] == ["in another call its result is what the method returns"]
+
+
+ACTIVATION = nn.GELU()
+
+
+def test_modules_that_are_no_submodules(fused_calls: FusedCalls) -> None:
+    """Such as a library's activation: they are functions, if they hold nothing that may change."""
+
+    class OfTheLibrary(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(ACTIVATION(self.fc(x)))
+
+    model, x = OfTheLibrary(), torch.randn(5, 6)
+    fused, report = fuse_copy(model)
+    assert [(each.pattern, each.epilogue) for each in report.fused] == [("activation", "gelu")]
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 1
+
+
+def test_what_cannot_be_copied() -> None:
+    class NoCopy(nn.Linear):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("cannot pickle a generator")
+
+    with pytest.raises(RuntimeError, match=r"cannot be copied .*generator.* inplace=True fuses the model itself"):
+        gemm_ops.fuse(nn.Sequential(NoCopy(6, 6)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript(fused_calls: FusedCalls) -> None:
+    """Fused code says that it cannot be scripted; a trace is of the original code."""
+    fused, _ = gemm_ops.fuse(nn.Sequential(nn.Linear(6, 8), nn.GELU()))
+    x = torch.randn(5, 6)
+    with pytest.raises(AttributeError, match=r"cannot be compiled by torch\.jit\.script: call gemm_ops\.unfuse"):
+        torch.jit.script(fused)
+    traced = torch.jit.trace(fused, x, check_trace=False)
+    assert not fused_calls.epilogues
+    torch.jit.trace(fused, x)
+    torch.testing.assert_close(traced(x), fused(x))
+    torch.jit.script(gemm_ops.unfuse(fused))
 
 
 def test_submodule_traced_with_its_host(fused_calls: FusedCalls) -> None:

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 import gemm_ops
-from gemm_ops.conversion.inspection import NotTraceableError, read_code, read_parameters
+from gemm_ops.conversion.functions import NotTraceableError
+from gemm_ops.conversion.inspection import read_code, read_parameters
 
 __all__ = ["fused_calls"]
 pytestmark = pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
@@ -129,8 +130,31 @@ class AddsInPlace(Net):
 
 
 class ActivatesInPlace(Net):
+    """By another name the result is what it was, until it is written over."""
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x).relu_()
+        h = self.fc(x)
+        h.relu_()
+        return h + x
+
+
+class ActivatesAnAlias(Net):
+    """Dropout gives what it is given in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        dropped = self.dropout(h)
+        return dropped.relu_() + h
+
+
+class Fills(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).fill_(1.0)
+
+
+class Masks(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).masked_fill(x > 0, 0.0)
 
 
 class ActivatesInPlaceWhatIsRead(Net):
@@ -253,7 +277,10 @@ REASONS: dict[type[Net], str] = {
     UsedTwice: "its result is used several times, and goes into sum: sum",
     ReturnsBoth: "its result is what the method returns",
     AddsInPlace: "its result goes into iadd: which writes in place",
-    ActivatesInPlace: "its result goes into relu_: which writes in place",
+    ActivatesInPlace: "its result goes into relu_: which writes in place into a value that is read elsewhere",
+    ActivatesAnAlias: "its result is used several times, and goes into relu_: which writes in place into a value that",
+    Fills: "its result goes into fill_: which writes in place",
+    Masks: "its result goes into masked_fill: its condition or mask is a tensor",
     ActivatesInPlaceWhatIsRead: "its result goes into relu: a ReLU, which writes in place into a value that is read",
     WritesBetween: "add_, computed before its result is used, writes in place",
     Branches: "Branches.forward is not traced: TraceError: symbolically traced variables cannot be used",
@@ -265,7 +292,7 @@ REASONS: dict[type[Net], str] = {
     MakesATensor: "MakesATensor.forward is not traced: its code makes or closes over a tensor",
     Functional: "no code that was traced calls it",
     NoGrad: "NoGrad.forward is not traced: its code has a with statement",
-    NoGradByDecorator: "NoGradByDecorator.forward is not traced: its code has a with statement",
+    NoGradByDecorator: "NoGradByDecorator.forward is not traced: it has a decorator that enters a context",
     OwnBackward: "OwnBackward.forward is not traced: its code computes without gradients",
     StochasticDepth: "StochasticDepth.forward is not traced: its code calls rand",
     DropoutLast: "its result is what the method returns",

@@ -109,6 +109,19 @@ def llama() -> tuple[nn.Module, Inputs]:
     return transformers.LlamaForCausalLM(config), _ids()
 
 
+def whisper() -> tuple[nn.Module, Inputs]:
+    transformers = _transformers()
+    config = transformers.WhisperConfig(
+        d_model=32,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        num_mel_bins=8,
+        max_source_positions=16,
+    )
+    return transformers.WhisperForAudioClassification(config), (torch.randn(2, 8, 32),)
+
+
 def encoder(norm_first: bool) -> tuple[nn.Module, Inputs]:
     layer = nn.TransformerEncoderLayer(
         32, 4, 48, dropout=0.0, batch_first=True, norm_first=norm_first, activation="gelu"
@@ -232,6 +245,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Inputs]], dict[str, int], 
     "BERT": (bert, {"residual": 4, "activation": 3}, 7),
     "ViT": (vit, {"activation": 2, "residual": 2}, 9),
     "Llama": (llama, {"activation + gate": 2, "residual": 2}, 11),
+    "Whisper's encoder": (whisper, {"activation": 2, "residual": 2}, 10),
     "TransformerEncoder": (lambda: encoder(False), {"activation": 2}, 4),
     "TransformerEncoder, norm first": (lambda: encoder(True), {"activation": 2}, 4),
     "MLP-Mixer": (mixer, {"activation": 4, "residual": 2}, 3),
@@ -332,6 +346,43 @@ def test_compiled_at_once(name: str) -> None:
     torch.testing.assert_close(main_output(compiled(*inputs)), wanted)
     (graph,) = graphs
     assert sum(str(node.target).startswith("gemm_ops.matmul") for node in graph.graph.nodes) == len(report.fused)
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "pegasus"])
+def test_encoder_layers_that_clamp_in_half_precision(name: str, fused_calls: FusedCalls) -> None:
+    """They are traced for other dtypes; the original computes where there is a sign of float16."""
+    transformers = _transformers()
+    prefix = {"bart": "Bart", "mbart": "MBart", "pegasus": "Pegasus"}[name]
+    config = getattr(transformers, f"{prefix}Config")(
+        d_model=32, encoder_layers=1, encoder_attention_heads=4, encoder_ffn_dim=48, dropout=0.0
+    )
+    config._attn_implementation = "eager"
+    kind = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    model = getattr(kind, f"{prefix}EncoderLayer")(config).eval()
+    fused, report = fuse_copy(model)
+    assert collections.Counter(each.pattern for each in report.fused) == {"activation": 1, "residual": 1}
+    x = torch.randn(2, 9, 32)
+    mask = torch.zeros(2, 1, 9, 9)
+
+    def check(x: Tensor, mask: Tensor | None, expected: int) -> None:
+        with torch.no_grad():
+            wanted = main_output(model(x, attention_mask=mask))
+            calls = fused_calls.during(lambda: torch.testing.assert_close(main_output(fused(x, mask)), wanted))
+        assert calls == expected
+
+    for given in (mask, None):
+        check(x, given, 2)
+    with torch.autocast("cpu", dtype=torch.float16):
+        check(x, None, 0)
+    for net in (model, fused):
+        net.half()
+    check(x.half(), None, 0)
+    if name == "bart":  # whose norm comes last: no sign of it before
+        for net in (model, fused):
+            net.float().final_layer_norm.register_forward_hook(lambda module, args, result: result.half())
+        assert main_output(model(x, None)).dtype == torch.float16
+        with pytest.raises(RuntimeError, match=r"has become torch\.float16 within code that gemm_ops\.fuse traced"):
+            fused(x, None)
 
 
 def test_generation_with_a_cache(fused_calls: FusedCalls) -> None:

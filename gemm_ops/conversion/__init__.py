@@ -15,17 +15,24 @@ Contract
 * The new code runs where the trace stands for the method.  Other calls (an optional argument that the trace has at its
   default, a flag that has changed, a hook on a layer) run the original method, and layers that are no longer plain
   (pruned, parametrised, quantised, wrapped by an adapter) are called as they are.
+* Code is traced where one run with symbols says what every run does.  Code that asks for types, catches exceptions,
+  keeps something or draws random numbers is refused with a reason; what running it once has changed is put back.
 * Results are those of the original within its own rounding: a fused epilogue rounds once.
 
-Limits: numbers that code reads from other objects (``self.config.x``) are those of the time of :func:`fuse`; what code
-prints or warns it says while it is traced; a shallow copy of a module (``copy.copy``, ``nn.DataParallel``) calls the
+Limits: numbers that code reads from other objects than modules (``self.config.x``) are those of the time of
+:func:`fuse`; what code prints or warns it says while it is traced; functions of other packages than the method's, which
+are not read, are taken to compute with tensors and nothing else; ``torch.jit.script`` refuses fused code, and
+``torch.jit.trace`` takes the original's; a shallow copy of a module (``copy.copy``, ``nn.DataParallel``) calls the
 original's new code; hooks that come after ``torch.compile`` are seen if PyTorch looks for them, as with any module
 (``torch._dynamo.config.skip_nnmodule_hook_guards = False``); ``torch.export(strict=False)`` exports the original code;
 weights of odd K are copied into padded rows at every call on a GPU, where a ``FusedLinear`` keeps them so.
 
 ============================  ===================================================================================
 ``convert``                   :func:`fuse`, :func:`unfuse`: which modules are looked at, from the inside out
+``functions``                 which functions a method runs, and their source
+``writing``                   what code writes into: containers of a module, tensors that it is given
 ``inspection``                what a method's code says before it is traced
+``undisturbed``               what tracing has to leave as it was
 ``graph_search``              its graphs, and the conditions under which they stand
 ``regions`` ``patterns``      matches in a graph; what they are called
 ``products``                  which modules multiply, and what keeps one from being fused

@@ -12,6 +12,7 @@ traced with its host.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 from collections.abc import Iterable, Sequence
@@ -20,8 +21,9 @@ from typing import NamedTuple
 
 from torch import fx, nn
 
+from .functions import NotTraceableError
 from .graph_search import Mode, Traced, trace_method
-from .inspection import NotTraceableError, helpers_of_forward
+from .inspection import helpers_of_forward
 from .patterns import chosen_patterns
 from .products import features, has_hooks, obstacle, product_kind
 from .regions import Region, find_regions, grow, is_product
@@ -57,9 +59,17 @@ def fuse(model: nn.Module, *, inplace: bool = False, patterns: Iterable[str] | N
     if not isinstance(model, nn.Module):
         raise TypeError(f"fuse takes an nn.Module, got {type(model).__name__}")
     chosen = chosen_patterns(patterns)
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else _copied(model)
     unfuse(model)
     return Fusion(model, _Conversion(model, chosen).run())
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # copying runs anybody's code
+        reason = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"the model cannot be copied ({reason}); inplace=True fuses the model itself") from error
 
 
 def unfuse(model: nn.Module) -> nn.Module:
@@ -79,6 +89,7 @@ class _Found:
     traced: Traced
     regions: dict[Mode, list[Region]]
     reasons: dict[str, str]
+    partly: set[str] = field(default_factory=set)  # the products with a reason for one call and a region of another
     covers: list[nn.Module] = field(default_factory=list)  # the hosts that are traced with it
 
     @property
@@ -131,10 +142,12 @@ class _Conversion:
         traced = trace_method(host, method, inlined)
         regions: dict[Mode, list[Region]] = {}
         reasons: dict[str, str] = {}
+        partly: set[str] = set()
         for mode, graph in traced.graphs.items():
             regions[mode], others = find_regions(graph, host, self.chosen)
             reasons |= others
-        return _Found(traced, regions, reasons)
+            partly |= {str(region.product.target) for region in regions[mode]} & set(others)
+        return _Found(traced, regions, reasons, partly)
 
     def _is_open(self, module: nn.Module) -> bool:
         """Whether a submodule returns what a product gives, and can be traced with its host."""
@@ -196,23 +209,27 @@ class _Conversion:
             if method == "forward" and host in covered:
                 continue
             where = f"{names[host]}.{method}".lstrip(".")
-            targets = {}
+            targets: dict[tuple[str, tuple[str, ...]], Region] = {}
+            calls: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
             for regions in found.regions.values():
-                for region in regions:
-                    targets[str(region.product.target), region.labels] = region
-            for (target, _), region in targets.items():
+                targets |= {_key(region): region for region in regions}
+                calls |= collections.Counter(map(_key, regions))  # the most of any mode
+            for (target, labels), region in targets.items():
                 product = host.get_submodule(target)
+                path = names.get(product, _join(names[host], target))  # one for a layer that several hosts share
                 note, epilogue = _note(found, region), ", ".join(_call_text(region))
-                fused.append(
-                    Fused(_join(names[host], target), region.pattern, epilogue, *features(product), where, note)
-                )
+                number = calls[target, labels]
+                fused.append(Fused(path, region.pattern, epilogue, *features(product), where, note, number))
                 seen.add(product)
             for target, reason in found.reasons.items():
                 product = host.get_submodule(target)
-                if target not in {path for path, _ in targets}:
-                    path = _join(names[host], target)
-                    left.append(Left(path, _kind(product), *features(product), reason))
-                    seen.add(product)
+                if any(target == path for path, _ in targets):
+                    if target not in found.partly:
+                        continue
+                    reason = f"in another call {reason}"
+                path = names.get(product, _join(names[host], target))
+                left.append(Left(path, _kind(product), *features(product), reason))
+                seen.add(product)
         for name, module in self.modules:
             if product_kind(module) is not None and module not in seen:
                 left.append(Left(name, _kind(module), *features(module), self._why_unseen(name, module)))
@@ -272,6 +289,11 @@ def _note(found: _Found, region: Region) -> str:
         "without gradients": grad == {False},
     }
     return ", ".join(word for word, holds in words.items() if holds)
+
+
+def _key(region: Region) -> tuple[str, tuple[str, ...]]:
+    """What calls that are reported as one have in common."""
+    return str(region.product.target), region.labels
 
 
 def _call_text(region: Region) -> Iterable[str]:

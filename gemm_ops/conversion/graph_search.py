@@ -18,7 +18,8 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,7 +27,10 @@ from torch import Tensor, fx, nn
 
 from epilogues.source import shortened
 
-from .inspection import REST, NotTraceableError, Parameter, read_code, read_guards, read_parameters
+from .functions import NotTraceableError
+from .inspection import REST, Parameter, read_code, read_guards, read_methods, read_parameters
+from .steps import step_obstacle
+from .undisturbed import undisturbed
 
 #: Whether the module trains, and whether gradients are recorded; None where the method does not ask.
 Mode = tuple[bool | None, bool | None]
@@ -50,12 +54,16 @@ class Traced:
         parameters: the method's.
         guards: the plain values that the trace read.
         inlined: the paths of the submodules whose forward is in the graphs.
+        methods: by such a path, "" for the module, what the trace ran of its class.
+        never: dtypes that the graphs take values within not to have, see :func:`expect_other`.
     """
 
     graphs: dict[Mode, fx.Graph]
     parameters: tuple[Parameter, ...]
     guards: tuple[Guard, ...]
     inlined: tuple[str, ...]
+    methods: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    never: tuple[torch.dtype, ...] = ()
 
 
 def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> Traced:
@@ -73,6 +81,8 @@ def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> T
     leaves_not = frozenset(part for path, part in parts.items() if path)
     parameters = read_parameters(host, method, leaves_not)
     guards: list[Guard] = []
+    methods: dict[str, tuple[str, ...]] = {}
+    functions: set[FunctionType] = set()
     asks_training = asks_grad = False
     for path, part in parts.items():
         if "forward" in part.__dict__ and not hasattr(part.__dict__["forward"], "original"):
@@ -81,12 +91,16 @@ def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> T
         asks_training |= "training" in reading.attributes
         asks_grad |= reading.reads_grad_mode
         where = tuple(path.split(".")) if path else ()
-        guards += [Guard(where, name, value) for name, value in read_guards(part, reading).items()]
+        guards += [Guard((*where, *at), name, value) for (*at, name), value in read_guards(part, reading).items()]
+        methods[path] = read_methods(part, reading)
+        functions |= set(reading.functions)
     graphs: dict[Mode, fx.Graph] = {}
+    never: set[torch.dtype] = set()
     for mode in itertools.product(_either(asks_training), _either(asks_grad)):
-        with _in_mode(parts.values(), mode):
+        with _in_mode(parts.values(), mode), undisturbed(host.modules(), functions):
             graphs[mode] = _trace(host, method, leaves_not, parameters)
-    return Traced(_without_doubles(graphs), parameters, tuple(guards), tuple(inlined))
+        never |= {node.args[1] for node in graphs[mode].nodes if node.target is expect_other}
+    return Traced(_without_doubles(graphs), parameters, tuple(guards), tuple(inlined), methods, tuple(never))
 
 
 def _either(asked: bool) -> tuple[bool | None, ...]:
@@ -141,6 +155,36 @@ class _Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
 
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A module that is none of the host's, such as a library's activation, is a function if it holds nothing."""
+        if m is self.root or any(m is part for part in self.root.modules()):
+            return super().call_module(m, forward, args, kwargs)
+        name = type(m).__name__
+        if reason := step_obstacle(m):
+            raise NotTraceableError(f"its code calls a module that is no part of it: {reason}")
+        reading = read_code(m, "forward")
+        if "training" in reading.attributes or reading.reads_grad_mode:
+            raise NotTraceableError(f"its code calls a {name} that is no part of it and may train otherwise")
+        return forward(*args, **kwargs)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """What code branches on: only whether a value is in half precision, which it is taken not to be."""
+        node = obj.node
+        asked, dtype = node.args if node.target is operator.eq and len(node.args) == 2 else (None, None)
+        if dtype is not torch.float16 or not isinstance(asked, fx.Node) or asked.args[1:] != ("dtype",):
+            return super().to_bool(obj)
+        value = asked.args[0]
+        assert isinstance(value, fx.Node)
+        if value.op == "get_attr":  # a parameter, whose dtype is a matter of its own
+            return super().to_bool(obj)
+        self.create_proxy("call_function", expect_other, (self.proxy(value), dtype), {})
+        for unused in (node, asked):
+            if not unused.users:
+                self.graph.erase_node(unused)
+        return False
+
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
@@ -189,6 +233,17 @@ def _recorded(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul"):
     setattr(_Proxy, f"__{_name}__", _recorded(getattr(operator, _name)))
+
+
+def expect_other(value: Any, dtype: torch.dtype) -> None:
+    """What a graph has where code asks for a dtype that the call's arguments and weights gave no sign of.
+
+    Transformers' encoders clamp their results in half precision.
+    """
+    if value.dtype == dtype:
+        raise RuntimeError(
+            f"a value has become {dtype} within code that gemm_ops.fuse traced for others: call gemm_ops.unfuse(model)"
+        )
 
 
 def call_with_rest(module: nn.Module, rest: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

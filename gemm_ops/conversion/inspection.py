@@ -8,57 +8,63 @@ Contract
 A trace sees one way through a method.  It stands for the method where nothing that the way depended on has changed:
 
 * A parameter without a default is a tensor; other arguments are not for the trace.
-* A parameter with a default that the method does nothing with but hand on to a submodule (``cache=cache``,
-  ``**kwargs``) is opaque: anything may be given.  That is read from the source.
+* A parameter with a default, or after the first, that the method does nothing with but hand on to a submodule
+  (``cache=cache``, ``**kwargs``) is opaque: anything may be given.  That is read from the source.
 * Any other parameter is fixed at its default: a call that gives another value is not for the trace.
 * Attributes of plain values and functions that the code names (``self.norm_first``, ``self.activation``) are remembered
   with the trace, and what the module has got of submodules and parameters.
-* What depends on the types of values, writes attributes, prints, draws random numbers or enters a context (a ``with``
-  statement) is not traced, as symbols have other types, code is traced once, and a graph has no contexts.
+* Plain values of submodules (``self.drop.training``) are remembered too, and that methods are the class's.
+* What depends on the types or the identity of values, catches exceptions, writes attributes or containers, prints,
+  draws random numbers, reads parameters but by name, or enters a context (a ``with`` statement) is not traced: symbols
+  have other types and every attribute, code is traced once, and a graph has no contexts.
 """
 
 from __future__ import annotations
 
 import ast
 import dis
-import functools
 import inspect
-import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
-
-class NotTraceableError(Exception):
-    """A method that is not traced; says why."""
-
+from .functions import NotTraceableError, Reached, codes_of, functions_of, is_wrapped, method_of, source_tree
+from .writing import changed_container
 
 #: Values that are compared before a trace stands for a method; others, such as a configuration, should not change.
-SIMPLE = (bool, int, float, str, type(None))
+SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 _GUARDED = (*SIMPLE, FunctionType, BuiltinFunctionType)
+
+#: How many plain values a list, tuple or dictionary may have to be compared too.
+_MOST_ITEMS = 16
 
 #: What the parameter for a method's ``**kwargs`` is called in traces.
 REST = "gemm_ops_rest"
 
 _REFUSED_GLOBALS = frozenset(
-    {"isinstance", "issubclass", "type", "print", "input", "open", "random"}
-    | {"locals", "globals", "vars", "setattr", "delattr", "exec", "eval"}
+    {"isinstance", "issubclass", "type", "print", "input", "open", "random", "id", "hash", "dir"}
+    | {"locals", "globals", "vars", "setattr", "delattr", "exec", "eval", "getattr", "hasattr", "callable"}
 )
-#: State that a trace would take for granted, random numbers that it would draw once, and memory that it would not save.
+#: State that a trace would take for granted, random numbers that it would draw once, memory that it would not save, and
+#: questions that symbols answer otherwise than tensors.
 _REFUSED_NAMES = frozenset(
     {"is_autocast_enabled", "is_inference_mode_enabled", "get_autocast_dtype", "checkpoint"}
     | {"rand", "randn", "randint", "randperm", "random", "uniform", "normal"}
+    | {"is_tensor", "is_tensor_like", "__class__", "__dict__", "has_torch_function", "has_torch_function_unary"}
+    | {"has_torch_function_variadic", "singledispatch"}
+    | {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "_parameters", "_buffers"}
 )
-#: Methods that change a list, a dictionary or a set.
-_CHANGING = frozenset(
-    {"append", "extend", "insert", "pop", "clear", "remove", "setdefault", "update", "appendleft", "popleft", "discard"}
-)
-#: How Python's versions from 3.10 on enter a context.
-_WITH = frozenset({"SETUP_WITH", "BEFORE_WITH", "SETUP_ASYNC_WITH", "BEFORE_ASYNC_WITH"})
+#: Modules of Python whose functions give something else at every call.
+_CHANGING_MODULES = frozenset({"time", "datetime", "random", "secrets", "uuid"})
+#: How Python's versions from 3.10 on enter a context, and catch an exception.
+_WITH = frozenset({"SETUP_WITH", "BEFORE_WITH", "SETUP_ASYNC_WITH", "BEFORE_ASYNC_WITH", "LOAD_SPECIAL"})
+_TRY = frozenset({"SETUP_FINALLY", "PUSH_EXC_INFO"})
+_READS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"})
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,14 @@ class Parameter:
         role: "tensor", "opaque", "fixed", or "rest" (the method's ``**kwargs``, handed on).
         default: of an opaque or fixed one.
         positional: whether it may be given by position.
+        required: whether it has no default.
     """
 
     name: str
     role: str
     default: Any = None
     positional: bool = True
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,23 +91,17 @@ class Reading:
 
     Attributes:
         attributes: the names of all attributes.
+        chains: attributes of attributes of the module, ``("drop", "training")``.
+        of_others: the names of those that are read of other objects than the module and what it holds.
+        functions: the functions that were read.
         reads_grad_mode: whether it asks if gradients are recorded.
     """
 
     attributes: frozenset[str]
+    chains: frozenset[tuple[str, ...]]
+    of_others: frozenset[str]
+    functions: tuple[FunctionType, ...]
     reads_grad_mode: bool
-
-
-def method_of(module: nn.Module, name: str) -> FunctionType:
-    """The function that a class has for a method.
-
-    Raises:
-        NotTraceableError: if it is no plain function.
-    """
-    function = inspect.getattr_static(type(module), name, None)
-    if not isinstance(function, FunctionType):
-        raise NotTraceableError(f"{type(module).__name__}.{name} is no plain function")
-    return function
 
 
 def read_code(module: nn.Module, name: str) -> Reading:
@@ -109,31 +111,194 @@ def read_code(module: nn.Module, name: str) -> Reading:
         NotTraceableError: if it does something that a trace would not.
     """
     attributes: set[str] = set()
-    for function in _functions(module, method_of(module, name)):
-        if changed := _changed_container(function):
+    chains: set[tuple[str, ...]] = set()
+    of_others: set[str] = set()
+    reached = list(functions_of(module, method_of(module, name)))
+    for function, selves in reached:
+        if is_wrapped(function) and function.__globals__.get("__name__") == "torch.utils._contextlib":
+            raise NotTraceableError(
+                "it has a decorator that enters a context (@torch.no_grad()), which a graph has not"
+            )
+        if changed := changed_container(function, selves):
             raise NotTraceableError(f"its code changes {changed}")
-        for code in _codes(function.__code__):
-            instructions = list(dis.get_instructions(code))
-            for instruction, following in zip(instructions, [*instructions[1:], None], strict=True):
-                what, operation = instruction.argval, instruction.opname
-                if operation in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
-                    raise NotTraceableError(f"its code writes {what}")
-                of_self = following is not None and following.argval == "self"  # which is no symbol
-                if operation in ("LOAD_GLOBAL", "LOAD_NAME") and what in _REFUSED_GLOBALS and not of_self:
-                    raise NotTraceableError(f"its code calls {what}")
-                if what in _REFUSED_NAMES and operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"):
-                    raise NotTraceableError(f"its code calls {what}")
-                if operation in _WITH or what == "__enter__":
-                    raise NotTraceableError("its code has a with statement")
-                if operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"):
-                    attributes.add(what)
-    return Reading(frozenset(attributes), "is_grad_enabled" in attributes)
+        _read_function(Reached(function, selves), attributes, chains, of_others)
+    for chain in chains:
+        _check_chain(module, chain)
+    functions = tuple(function for function, _ in reached)
+    asks_grad = "is_grad_enabled" in attributes
+    return Reading(frozenset(attributes), frozenset(chains), frozenset(of_others), functions, asks_grad)
 
 
-def read_guards(module: nn.Module, reading: Reading) -> dict[str, Any]:
-    """The plain values and functions among the attributes that the code reads, but ``training``, by name."""
+def _read_function(reached: Reached, attributes: set[str], chains: set[tuple[str, ...]], of_others: set[str]) -> None:
+    """Reads one function; adds to the sets, which are those of :class:`Reading`."""
+    function, selves = reached
+    for code in codes_of(function.__code__):
+        instructions = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "PRECALL")]
+        for position, instruction in enumerate(instructions):
+            what, operation = instruction.argval, instruction.opname
+            following = instructions[position + 1 : position + 3]
+            if operation in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
+                raise NotTraceableError(f"its code writes {what}")
+            if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+                by_name = what in ("getattr", "hasattr")
+                if what in _REFUSED_GLOBALS and not _is_no_symbol(function, following, selves, by_name):
+                    raise NotTraceableError(f"its code calls {what}")
+                if by_name:  # of the module, by names that are written out
+                    attributes |= {text for text in code.co_consts if isinstance(text, str)}
+                place = function.__globals__.get(what)
+                home = place.__name__ if isinstance(place, ModuleType) else getattr(place, "__module__", None)
+                if home in _CHANGING_MODULES:
+                    raise NotTraceableError(f"its code calls {what}, which gives something else at every call")
+            if (
+                what in _REFUSED_NAMES
+                and operation in _READS
+                and (what != "__class__" or not _chain(instructions, position, selves, _packed(function)))
+            ):
+                raise NotTraceableError(f"its code {_in_words(what)}")
+            if operation in _WITH or what == "__enter__":
+                raise NotTraceableError("its code has a with statement")
+            if operation in _TRY and _takes_values(code):
+                # a helper that is given nothing has no symbols to try
+                raise NotTraceableError("its code has a try statement, and symbols raise other exceptions")
+            if operation.startswith("MATCH_"):
+                raise NotTraceableError("its code has a match statement, and symbols have other types")
+            if operation == "IS_OP" and not _is_of_constants(function, instructions[max(position - 2, 0) : position]):
+                raise NotTraceableError("its code asks whether two values are the same object, with is")
+            if operation in _READS:
+                attributes.add(what)
+            if operation in ("LOAD_ATTR", "LOAD_METHOD"):
+                chain = _chain(instructions, position, selves)
+                if len(chain) > 1:
+                    chains.add(chain)
+                elif not chain:
+                    of_others.add(what)
+                if what == "training" and not chain:
+                    raise NotTraceableError("its code asks whether another module trains")
+
+
+def _in_words(name: str) -> str:
+    if name in ("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers"):
+        return f"reads its {name.strip('_')}, whose dtypes and devices a trace would not ask again"
+    return f"asks for {name}" if name.startswith("__") else f"calls {name}"
+
+
+def _is_no_symbol(
+    function: FunctionType, following: Sequence[dis.Instruction], selves: frozenset[str], takes_parts: bool
+) -> bool:
+    """Whether what a function is called with first is the module, or a package: not what a trace has symbols of."""
+    for instruction in following:
+        if instruction.opname == "PUSH_NULL":
+            continue
+        if instruction.opname == "LOAD_GLOBAL":
+            return isinstance(function.__globals__.get(instruction.argval), ModuleType)
+        named = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        # what the module holds may be of another type later
+        return named[0] in selves and (takes_parts or following[-1].opname not in ("LOAD_ATTR", "LOAD_METHOD"))
+    return False
+
+
+def _is_of_constants(function: FunctionType, before: Sequence[dis.Instruction]) -> bool:
+    """Whether ``is`` compares with what no symbol stands for: None, or an object from outside the function."""
+    if before[-1].opname == "LOAD_CONST":
+        return True
+    outside = before[-1].opname == "LOAD_GLOBAL" or before[-1].argval in function.__code__.co_freevars
+    return outside and before[0].argval not in ("dtype", "device", "layout")
+
+
+def _takes_values(code: CodeType) -> bool:
+    packed = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return bool(code.co_argcount or code.co_kwonlyargcount or code.co_freevars or packed)
+
+
+def _packed(function: FunctionType) -> str:
+    """The name of a wrapper's ``*args``, the first of which is the module; "" for none."""
+    code = function.__code__
+    has = code.co_flags & inspect.CO_VARARGS and not code.co_argcount and is_wrapped(function)
+    return code.co_varnames[code.co_kwonlyargcount] if has else ""
+
+
+def _chain(
+    instructions: Sequence[dis.Instruction], position: int, selves: frozenset[str], packed: str = ""
+) -> tuple[str, ...]:
+    """The attributes, from the module's own on, that the one read there is of; none if it is not the module's."""
+    found: list[str] = []
+    while instructions[position].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        found.insert(0, instructions[position].argval)
+        position -= 1
+    if (
+        packed
+        and position > 1
+        and (instructions[position - 2].argval, instructions[position - 1].argval) == (packed, 0)
+    ):
+        return tuple(found)
+    named = instructions[position].argval
+    named = named[-1] if isinstance(named, tuple) and named else named  # two loads in one, from Python 3.13 on
+    of_self = instructions[position].opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and named in selves
+    return tuple(found) if of_self and position >= 0 else ()
+
+
+def _owner(module: nn.Module, chain: tuple[str, ...]) -> nn.Module | None:
+    """The submodule that the last attribute is read of; None if it is none."""
+    found: nn.Module | None = module
+    for name in chain[:-1]:
+        found = found._modules.get(name) if found is not None else None
+    return found
+
+
+def _check_chain(module: nn.Module, chain: tuple[str, ...]) -> None:
+    owner = _owner(module, chain)
+    if owner is None:
+        if chain[-1] == "training":
+            raise NotTraceableError("its code asks whether another module trains")
+        return
+    place = inspect.getattr_static(type(owner), chain[-1], None)
+    own = getattr(nn.Module, chain[-1], None) is place or type(owner).__module__.startswith("torch.")
+    if isinstance(place, FunctionType | property) and not own:
+        raise NotTraceableError(f"its code calls {'.'.join(chain)}, a method of a submodule")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it can be compared with what it was: a plain value, or a few of them in a list, tuple or dictionary."""
+    if type(value) in SIMPLE:
+        return True
+    if type(value) not in (list, tuple, dict) or len(value) > _MOST_ITEMS:
+        return False
+    return all([type(item) in SIMPLE for item in (value.values() if type(value) is dict else value)])
+
+
+def _guarded(value: Any) -> bool:
+    return is_plain(value) or isinstance(value, _GUARDED)
+
+
+def read_guards(module: nn.Module, reading: Reading) -> dict[tuple[str, ...], Any]:
+    """The plain values and functions among the attributes that the code reads, but ``training``, by their path."""
     named = sorted(reading.attributes - {"training"})
-    return {name: value for name in named if isinstance(value := getattr(module, name, module), _GUARDED)}
+    found: dict[tuple[str, ...], Any] = {
+        (name,): _kept(value) for name in named if _guarded(value := getattr(module, name, module))
+    }
+    for chain in sorted(reading.chains):
+        owner = _owner(module, chain)
+        if owner is not None and _guarded(value := getattr(owner, chain[-1], owner)):
+            found[chain] = _kept(value)
+    for path, part in module.named_modules():  # by another name: part = self.part; part.scale
+        for name in reading.of_others & set(part.__dict__) - {"training"}:
+            if path and is_plain(value := part.__dict__[name]):
+                where = (*path.split("."), name)
+                found[where] = _kept(value)
+    return found
+
+
+def _kept(value: Any) -> Any:
+    """The value as it is now, whatever is done to it."""
+    return type(value)(value) if isinstance(value, list | dict) else value
+
+
+def read_methods(module: nn.Module, reading: Reading) -> tuple[str, ...]:
+    """The names among the attributes that are functions of the class: the instance should have none in their place."""
+    kinds = (FunctionType, staticmethod, classmethod)
+    places = {name: inspect.getattr_static(type(module), name, None) for name in reading.attributes - {"forward"}}
+    found = [name for name, place in places.items() if isinstance(place, kinds)]
+    return tuple(sorted(name for name in found if getattr(nn.Module, name, None) is not places[name]))
 
 
 def read_structure(module: nn.Module) -> tuple[tuple[str, bool], ...]:
@@ -158,76 +323,12 @@ def helpers_of_forward(module: nn.Module, names: Collection[str]) -> list[str]:
         function = inspect.getattr_static(type(module), name, None)
         if not isinstance(function, FunctionType) or function is getattr(nn.Module, name, None):
             continue
-        mentioned = {other for code in _codes(inspect.unwrap(function).__code__) for other in code.co_names}
+        mentioned = {other for code in codes_of(inspect.unwrap(function).__code__) for other in code.co_names}
         if name != "forward" and name not in module.__dict__ and mentioned & set(names):
             found.append(name)
         waiting += sorted(mentioned - seen)
         seen |= mentioned
     return sorted(found)
-
-
-def _functions(module: nn.Module, first: FunctionType) -> Iterator[FunctionType]:
-    """The function, what it wraps, and the module's methods and the helpers beside them that it calls."""
-    waiting, seen = [first], set()
-    while waiting:
-        function = waiting.pop()
-        if function in seen:
-            continue
-        seen.add(function)
-        yield function
-        cells = (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
-        waiting += [value for value in cells if isinstance(value, FunctionType)]
-        home = str(function.__module__).partition(".")[0]
-        for name in {name for code in _codes(function.__code__) for name in code.co_names}:
-            for place in (inspect.getattr_static(type(module), name, None), function.__globals__.get(name)):
-                if not isinstance(place, FunctionType) or getattr(nn.Module, name, None) is place:
-                    continue
-                # of other packages, PyTorch's first of all, the functions are taken to be what tensors go through
-                if home != "torch" and str(place.__module__).partition(".")[0] == home:
-                    waiting.append(place)
-
-
-@functools.lru_cache(maxsize=1024)
-def _changed_container(function: FunctionType) -> str | None:
-    """The list or dictionary of its module that a function writes into: ``self.seen.append(x)``; None for none."""
-    for node in ast.walk(_source_tree(function)):
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
-            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-            written: list[ast.expr] = [target.value for target in targets if isinstance(target, ast.Subscript)]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
-            written = [node.func.value]
-        else:
-            continue
-        for held in written:
-            root: ast.expr = held
-            while isinstance(root, ast.Attribute | ast.Subscript):
-                root = root.value
-            if root is not held and isinstance(root, ast.Name) and root.id == "self":
-                return ast.unparse(held)
-    return None
-
-
-@functools.lru_cache(maxsize=1024)
-def _source_tree(function: FunctionType) -> ast.AST:
-    """A function's source, parsed; nothing where there is none."""
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return ast.Module([], [])
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # not assigned yet
-        return False
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
 
 
 def read_parameters(module: nn.Module, name: str, inlined: frozenset[nn.Module]) -> tuple[Parameter, ...]:
@@ -250,7 +351,10 @@ def read_parameters(module: nn.Module, name: str, inlined: frozenset[nn.Module])
             if parameter.name in handed_on:
                 found.append(Parameter(REST, "rest", positional=False))
         elif parameter.default is parameter.empty:
-            found.append(Parameter(parameter.name, "tensor", positional=positional))
+            # the first is what a method computes with; another may be None, such as a mask
+            is_opaque = found and parameter.name in handed_on and parameter.kind is not parameter.POSITIONAL_ONLY
+            role = "opaque" if is_opaque else "tensor"
+            found.append(Parameter(parameter.name, role, positional=positional, required=True))
         else:
             role = "opaque" if parameter.name in handed_on else "fixed"
             found.append(Parameter(parameter.name, role, parameter.default, positional))
@@ -259,7 +363,9 @@ def read_parameters(module: nn.Module, name: str, inlined: frozenset[nn.Module])
 
 def _handed_on(module: nn.Module, function: FunctionType, inlined: frozenset[nn.Module]) -> set[str]:
     """The names that appear in the function's source only as arguments of calls of submodules."""
-    tree = _source_tree(inspect.unwrap(function))  # nothing is known where there is no source
+    tree = source_tree(inspect.unwrap(function))
+    if tree is None:
+        return set()
     arguments: set[ast.AST] = set()
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         target = call.func

@@ -10,10 +10,8 @@ which the language of epilogues answers.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -95,18 +93,3 @@ def chosen_patterns(patterns: Iterable[str] | None) -> frozenset[str]:
     if unknown:
         raise ValueError(f"unknown pattern {', '.join(unknown)}; expected some of {', '.join(NAMES)}")
     return chosen
-
-
-#: Functions and methods that write into their first argument without saying so by a trailing underscore.
-_WRITING = frozenset(
-    {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow}
-    | {operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift, operator.imatmul}
-    | {operator.setitem, operator.delitem}
-)
-
-
-def writes(target: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a call of a function or method changes one of its arguments, by PyTorch's conventions."""
-    name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
-    by_name = name.endswith("_") and not name.endswith("__")
-    return by_name or target in _WRITING or bool(kwargs.get("inplace")) or kwargs.get("out") is not None

@@ -10,7 +10,7 @@ the earlier ones are kept, because a call may have to stop at one of them (dropo
 that does not fit).
 
 The call stands where the last of its nodes was.  What writes in place between the product and there ends the region;
-submodules are taken not to write into what they are given, but for those with ``inplace=True``.
+a submodule may do so if its code, or that of a part of it, does something in place (see ``writing``).
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from torch import fx, nn
 
 from epilogues import Epilogue, EpilogueError
 
-from .patterns import NAMES, Traits, classify, writes
+from .graph_search import call_with_rest
+from .patterns import NAMES, Traits, classify
 from .products import obstacle, product_kind
 from .steps import Given, Step, Value, build_epilogue, operands_read, references, stand_in, step_obstacle
+from .writing import may_write, out_of_place, writes
 
 #: Where a region ends at the latest.
 MOST_STEPS = 48
@@ -118,11 +120,20 @@ class _Growth:
         """
         way = node.op.removeprefix("call_")
         target: Any = node.target
+        kwargs, in_place = dict(node.kwargs), False
         label = str(node.target) if way == "method" else str(getattr(node.target, "__name__", node.target))
         if way == "module":
             label, target = str(node.target), self._module_number(node)
-        elif way not in ("function", "method") or writes(node.target, dict(node.kwargs)):
-            raise EpilogueError("which writes in place" if way in ("function", "method") else f"a node {node.op}")
+        elif way not in ("function", "method"):
+            raise EpilogueError(f"a node {node.op}")
+        elif writes(node.target, kwargs, node.args):
+            if not self._is_last_reader(node, node.args[0] if node.args else None):
+                raise EpilogueError("which writes in place into a value that is read elsewhere")
+            found = out_of_place(node.target, kwargs, node.args)
+            if found is None:
+                raise EpilogueError("which writes in place")
+            (target, kwargs), in_place = found, True
+            label = str(getattr(target, "__name__", target))
         read = [arg for arg in node.all_input_nodes if arg not in self.inside]
         traits = Traits(
             label.strip("_"),
@@ -136,7 +147,12 @@ class _Growth:
                 self.operands.append(arg)
                 taken = sum(name.rstrip("0123456789_") == pattern.operand for name in self.names)
                 self.names.append(f"{pattern.operand}_{taken + 1}" if taken else pattern.operand)
-        return Step(way, target, self._plain(node.args), self._plain(node.kwargs), label, pattern.name)
+        return Step(way, target, self._plain(node.args), self._plain(kwargs), label, pattern.name, in_place)
+
+    def _is_last_reader(self, node: fx.Node, written: Any) -> bool:
+        """Whether a node may write into a value: one within, and none within, which may be the same, is read later."""
+        users = {user for value in self.inside for user in value.users}
+        return written in self.inside and not any(node < user for user in users)
 
     def _module_number(self, node: fx.Node) -> int:
         path = str(node.target)
@@ -144,9 +160,7 @@ class _Growth:
         name = type(module).__name__
         if reason := step_obstacle(module):
             raise EpilogueError(reason)
-        if getattr(module, "inplace", False) is True and (
-            any(arg not in self.inside for arg in node.all_input_nodes) or len(node.all_input_nodes[0].users) > 1
-        ):
+        if may_write(module) and not all(self._is_last_reader(node, arg) for arg in node.all_input_nodes):
             raise EpilogueError(f"a {name}, which writes in place into a value that is read elsewhere")
         if path not in self.modules:
             self.modules.append(path)
@@ -263,7 +277,7 @@ def grow(
         try:
             growth.add(node, chosen)
         except EpilogueError as error:
-            reason = f"its result goes into {_called(node)}: {str(error).splitlines()[0]}"
+            reason = f"its result goes into {_called(node)}: {_in_words(str(error).splitlines()[0])}"
             break
     found = growth.region()
     if found is None and not reason:
@@ -273,11 +287,26 @@ def grow(
     return found, reason
 
 
+def _in_words(sentence: str) -> str:
+    """The epilogue language's sentences that speak of epilogues, for readers of a model."""
+    if sentence.startswith("expected a condition"):
+        return "its condition or mask is a tensor, and an epilogue takes conditions computed from numbers (x > 0)"
+    return sentence
+
+
 def _called(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
+def called_path(node: fx.Node) -> str:
+    """The path of the submodule that a node calls, with the method's ``**kwargs`` too; "" for none."""
+    if node.target is call_with_rest:
+        node = node.all_input_nodes[0]
+        return str(node.target)
+    return str(node.target) if node.op == "call_module" else ""
+
+
 def _may_write(node: fx.Node, host: nn.Module) -> bool:
-    if node.op == "call_module":
-        return getattr(host.get_submodule(str(node.target)), "inplace", False) is True
-    return node.op in ("call_function", "call_method") and writes(node.target, dict(node.kwargs))
+    if path := called_path(node):
+        return may_write(host.get_submodule(path))
+    return node.op in ("call_function", "call_method") and writes(node.target, dict(node.kwargs), node.args)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Fused:
-    """One fused call.
+    """A fused call, or several of one layer that are alike.
 
     Attributes:
         path: the product's path in the model.
@@ -23,6 +23,7 @@ class Fused:
         k, n: the product's features.
         method: whose code calls it: "layers.0.mlp.forward".
         note: on when it is fused, "" for always.
+        calls: how many calls of this kind the method has.
     """
 
     path: str
@@ -32,11 +33,12 @@ class Fused:
     n: int
     method: str
     note: str = ""
+    calls: int = 1
 
 
 @dataclass(frozen=True)
 class Left:
-    """One product that is not fused to anything, or is not in one of its methods, and why."""
+    """One product that is not fused to anything, or is not in some call of it, and why."""
 
     path: str
     kind: str
@@ -51,7 +53,7 @@ class Report:
 
     Attributes:
         fused: the fused calls.
-        left: the products with none.
+        left: the products, and calls of fused ones, with none.
     """
 
     fused: tuple[Fused, ...] = ()
@@ -62,9 +64,18 @@ class Report:
         return json.dumps(asdict(self), indent=2)
 
     def __str__(self) -> str:
-        lines = [f"fused {len(self.fused)} of {len(self.fused) + len(self.left)} linear layers"]
+        layers, calls = len({each.path for each in self.fused}), sum(each.calls for each in self.fused)
+        total = len({each.path for each in self.fused} | {each.path for each in self.left})
+        lines = [f"fused {layers} of {total} linear layers" + (f", in {calls} calls" if calls != layers else "")]
         fused = [
-            (each.path, f"{each.k} -> {each.n}", each.pattern, each.epilogue, f"in {each.method}", each.note)
+            (
+                each.path,
+                f"{each.k} -> {each.n}",
+                each.pattern,
+                each.epilogue,
+                f"in {each.method}" + (f", {each.calls} times" if each.calls > 1 else ""),
+                each.note,
+            )
             for each in self.fused
         ]
         lines += _table(fused)

@@ -24,11 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..product_call import HAVE_AUTOCAST
 from .graph_search import Mode, Traced
-from .inspection import SIMPLE, read_structure
+from .inspection import is_plain, read_structure
 from .products import has_hooks
-from .regions import Region
+from .regions import Region, called_path
 from .sites import FusedCall
+from .writing import may_write
+
+#: What PyTorch's compiler asks for by its items, not by ``is``.
+_CONTAINERS = (list, tuple, dict)
 
 
 class Code:
@@ -63,10 +68,27 @@ class Rewritten:
         codes: by mode; see :class:`gemm_ops.conversion.graph_search.Traced`.
     """
 
-    def __init__(self, host: nn.Module, method: str, codes: dict[Mode, Code], traced: Traced) -> None:
+    def __init__(
+        self,
+        host: nn.Module,
+        method: str,
+        codes: dict[Mode, Code],
+        traced: Traced,
+        products: Sequence[str] = (),
+        crossed: Sequence[str] = (),
+    ) -> None:
         self.host, self.method, self.codes = host, method, codes
+        #: the submodules that a fused call stands after and whose products it takes over from before
+        self.crossed = tuple(tuple(path.split(".")) for path in crossed)
+        #: dtypes that neither the arguments nor the weights of the products at these paths may have
+        self.never, self.products = traced.never, tuple(tuple(path.split(".")) for path in products)
         self.parameters = traced.parameters
         self.parts = tuple(_part(host, path, traced) for path in ("", *traced.inlined))
+        traced_paths = {part.path for part in self.parts}
+        #: plain values of modules whose code is not in the graph
+        self.values = tuple(
+            (guard.path, guard.name, guard.value) for guard in traced.guards if guard.path not in traced_paths
+        )
         self._prepare()
 
     def _prepare(self) -> None:
@@ -74,10 +96,12 @@ class Rewritten:
         self._only = self.codes.get((None, None))
         roles = [parameter.role for parameter in self.parameters]
         tensors = sum(role == "tensor" for role in roles)
-        simple = "rest" not in roles and roles[:tensors] == ["tensor"] * tensors
+        required = any(each.required and each.role == "opaque" for each in self.parameters)
+        simple = not required and "rest" not in roles and roles[:tensors] == ["tensor"] * tensors
         self._tensors = tensors if simple and all(each.positional for each in self.parameters[:tensors]) else -1
         self._defaults = [each.default for each in self.parameters if each.role == "opaque"]
         self._seen: list[_Seen] = []
+        self._harmless: dict[tuple[str, ...], list[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -95,6 +119,11 @@ class Rewritten:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.original)
 
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        # what torch.jit.script asks a forward for; to whoever else asks it is as if there were none
+        raise AttributeError("fused code cannot be compiled by torch.jit.script: call gemm_ops.unfuse(model) before")
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         code = self._only if self._only is not None else self._code()
         given: Any = None
@@ -103,7 +132,7 @@ class Rewritten:
                 given = (*args, *self._defaults)
             else:
                 given = self._bind(args, kwargs)
-        if code is None or given is None or not self._stands():
+        if code is None or given is None or not self._stands() or (self.never and self._has_other_dtype(given)):
             return getattr(type(self.host), self.method)(self.host, *args, **kwargs)
         return code.function(self.host, *given)
 
@@ -113,6 +142,37 @@ class Rewritten:
                 continue
             return code
         return None
+
+    def _is_harmless(self, module: Any, path: tuple[str, ...]) -> bool:
+        """Whether a submodule that is crossed still does not write into what it is given."""
+        if type(module) is nn.Linear:  # what nearly every one is
+            return True
+        if module is None:
+            return False
+        state = [(part, getattr(part, "inplace", False)) for part in module.modules()]
+        if self._harmless.get(path) != state:
+            if may_write(module):
+                return False
+            self._harmless[path] = state
+        return True
+
+    def _has_other_dtype(self, given: Sequence[Any]) -> bool:
+        """Whether there is a sign of a dtype that the graph takes values not to have."""
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        for path in self.products:
+            weight = getattr(_at(self.host, path), "weight", None)
+            tensors += [weight] if isinstance(weight, Tensor) else []
+        for tensor in tensors:
+            kind = tensor.device.type
+            if tensor.dtype in self.never:
+                return True
+            if (
+                kind in HAVE_AUTOCAST
+                and torch.is_autocast_enabled(kind)
+                and torch.get_autocast_dtype(kind) in self.never
+            ):
+                return True
+        return False
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """What the code takes for these arguments; None if they are not for it."""
@@ -129,7 +189,7 @@ class Rewritten:
                     return None
             elif parameter.name in rest:
                 value = rest.pop(parameter.name)
-            elif parameter.role == "tensor":
+            elif parameter.required:
                 return None
             else:
                 value = parameter.default
@@ -145,6 +205,8 @@ class Rewritten:
     def _stands(self) -> bool:
         """Whether nothing that the trace read has changed."""
         host, in_graph = self.host, torch.compiler.is_dynamo_compiling()
+        if not in_graph and torch.jit.is_tracing():  # whose graph would have what a choice computes
+            return False
         seen = self._seen if not in_graph else None
         for number, part in enumerate(self.parts):
             module = _at(host, part.path)
@@ -156,8 +218,20 @@ class Rewritten:
                 seen = None
             for name, value in part.guards:
                 found = getattr(module, name, module)
-                if found is not value and not _is_same(found, value):
+                if (type(value) in _CONTAINERS or found is not value) and not _is_same(found, value):
                     return False
+            for name in part.methods:
+                if in_graph:
+                    getattr(module, name)  # whose it is the compiler guards on where it is read
+                if name in module.__dict__ and type(module.__dict__[name]) is not Rewritten:
+                    return False
+        for path, name, value in self.values:
+            module = _at(host, path)
+            if module is None or not _is_same(getattr(module, name, module), value):
+                return False
+        # the compiler's code is of the modules as they are when it compiles
+        if not in_graph and not all([self._is_harmless(_at(host, path), path) for path in self.crossed]):
+            return False
         if seen is None and not in_graph:
             self._seen = [_Seen.of(_at(host, part.path)) for part in self.parts]
         return True
@@ -172,12 +246,14 @@ class _Part:
         forward: its class's.
         structure: what it has, by :func:`read_structure`.
         guards: the plain values that the trace read, by name.
+        methods: what the trace ran of its class.
     """
 
     path: tuple[str, ...]
     forward: Any
     structure: Any
     guards: tuple[tuple[str, Any], ...]
+    methods: tuple[str, ...] = ()
 
     def is_called(self, module: nn.Module, host: nn.Module, in_graph: bool) -> bool:
         """Whether calling the module runs the forward that was traced, in the host's mode, and nothing else."""
@@ -229,15 +305,15 @@ def _at(host: nn.Module, path: Sequence[str]) -> Any:
 
 
 def _is_same(value: Any, expected: Any) -> bool:
-    if value is expected:
+    if type(expected) not in _CONTAINERS and value is expected:
         return True
-    return type(value) is type(expected) and type(value) in SIMPLE and value == expected
+    return type(value) is type(expected) and is_plain(value) and bool(value == expected)
 
 
 def _part(host: nn.Module, path: str, traced: Traced) -> _Part:
     module, names = host.get_submodule(path), tuple(path.split(".")) if path else ()
     guards = tuple((guard.name, guard.value) for guard in traced.guards if guard.path == names)
-    return _Part(names, type(module).forward, read_structure(module), guards)
+    return _Part(names, type(module).forward, read_structure(module), guards, traced.methods.get(path, ()))
 
 
 def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode, Sequence[Region]]) -> None:
@@ -246,8 +322,21 @@ def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode,
     Args:
         regions: the matches in each of the graphs; the graphs are changed.
     """
+    found = list(regions.values())
+    crossed = {path for mode, each in regions.items() for path in _crossed(traced.graphs[mode], each, host)}
     codes = {mode: _code(graph, host, regions[mode]) for mode, graph in traced.graphs.items()}
-    host.__dict__[method] = Rewritten(host, method, codes, traced)
+    products = sorted({str(region.product.target) for each in found for region in each})
+    host.__dict__[method] = Rewritten(host, method, codes, traced, products, sorted(crossed))
+
+
+def _crossed(graph: fx.Graph, regions: Sequence[Region], host: nn.Module) -> set[str]:
+    """The paths of the submodules that the graph calls between a region's product and its last node."""
+    nodes = list(graph.nodes)
+    found: set[str] = set()
+    for region in regions:
+        between = nodes[nodes.index(region.product) + 1 : nodes.index(region.nodes[-1])]
+        found |= {path for node in between if node not in region.nodes and (path := called_path(node))}
+    return found
 
 
 def _code(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> Code:

@@ -34,7 +34,8 @@ from epilogues.tree import MAIN_OUTPUT
 from ..functional import matmul, multiply_described
 from ..product_call import HAVE_AUTOCAST
 from ..transforms import are_transforms_active
-from .inspection import SIMPLE, NotTraceableError, read_code
+from .functions import NotTraceableError
+from .inspection import SIMPLE, read_code
 from .products import FLOATS, has_hooks, has_own_hooks, is_still, submodule, weight_matrix
 from .steps import Step, build_epilogue, operands_read, run_steps, stand_in, step_obstacle
 
@@ -289,7 +290,9 @@ def _result_dtype(
     small = [_small(device, *fact) for fact in spread]
     stand_ins = [stand_in(module) for module in modules]
     with torch.no_grad():
-        result = run_steps(steps, [torch.ones((1, 1), dtype=dtype, device=device)], small, stand_ins)[-1]
+        # of as many dimensions as an operand may have, so that steps in place find it no smaller
+        shape = (1,) * max(2, *[operand.ndim for operand in small if isinstance(operand, Tensor)], 0)
+        result = run_steps(steps, [torch.ones(shape, dtype=dtype, device=device)], small, stand_ins)[-1]
     return result.dtype if isinstance(result, Tensor) else None
 
 

@@ -22,13 +22,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from epilogues import Epilogue, EpilogueError, Row
 from epilogues.builders import bias_activation, identity
 
-from .inspection import NotTraceableError, read_code
+from .functions import NotTraceableError
+from .inspection import read_code
 from .products import has_hooks
+from .undisturbed import no_random_numbers
 
 #: An operand's annotation: Row, Column, Scalar, Aux, or inspect.Parameter.empty where its shape is not known yet.
 Annotation = Any
@@ -58,6 +60,8 @@ class Step:
         args, kwargs: with :class:`Value` and :class:`Given` in the places of tensors.
         label: what reports call it.
         pattern: the pattern that it belongs to, see :mod:`gemm_ops.conversion.patterns`.
+        in_place: whether the code writes the result over the first argument.  Nobody else reads that, so the step is
+            computed out of place, with the shape and the dtype of what it would overwrite.
     """
 
     way: str
@@ -66,6 +70,7 @@ class Step:
     kwargs: dict[str, Any] = field(default_factory=dict)
     label: str = ""
     pattern: str = "activation"
+    in_place: bool = False
 
 
 def references(step: Step) -> list[Value | Given]:
@@ -105,7 +110,16 @@ def run_steps(
             values.append(getattr(args[0], step.target)(*args[1:], **kwargs))
         else:
             values.append(step.target(*args, **kwargs))
+        if step.in_place and isinstance(args[0], Tensor):
+            values[-1] = _written_over(args[0], values[-1])
     return values
+
+
+def _written_over(written: Tensor, result: Tensor) -> Tensor:
+    """What writing a result over a tensor makes of it."""
+    if result.shape != written.shape:
+        raise RuntimeError(f"a result of shape {tuple(result.shape)} does not fit over one of {tuple(written.shape)}")
+    return result.to(written.dtype)
 
 
 def build_epilogue(
@@ -144,11 +158,15 @@ def build_epilogue(
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     try:
-        return Epilogue(run, "_".join(["bias"] * has_bias + [_word(step.label) for step in steps]))
+        with no_random_numbers() as draws:
+            epilogue = Epilogue(run, "_".join(["bias"] * has_bias + [_word(step.label) for step in steps]))
     except EpilogueError:
         raise
     except Exception as error:  # a step is anybody's code, and what it raises at a symbol anything
         raise EpilogueError(f"{type(error).__name__}: {error}") from error
+    if draws():
+        raise EpilogueError("which draws random numbers")
+    return epilogue
 
 
 def stand_in(module: nn.Module, *, training: bool | None = None) -> nn.Module:

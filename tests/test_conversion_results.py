@@ -330,3 +330,21 @@ def test_a_training_step_goes_down() -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
+
+
+class Optionally(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, states: Tensor | None = None) -> Tensor:
+        x = F.relu(self.fc(x))
+        return x if states is None else x + states.sum()
+
+
+def test_the_report_says_what_a_call_must_leave_out(fused_calls: FusedCalls) -> None:
+    model, x = Optionally(), torch.randn(3, 6)
+    fused, report = fuse_copy(model)
+    assert [each.note for each in report.fused] == ["without states"]
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x), model(x))) == 1
+    assert fused_calls.during(lambda: torch.testing.assert_close(fused(x, x), model(x, x))) == 0

@@ -276,7 +276,7 @@ def _ends_open(graph: fx.Graph, host: nn.Module, regions: Sequence[Region]) -> b
 
 
 def _note(found: _Found, region: Region) -> str:
-    """In which modes a region is fused; "" for all."""
+    """In which modes, and in which calls, a region is fused; "" for all."""
     call = (region.product.target, region.labels)
     modes = [
         mode for mode, own in found.regions.items() if call in [(each.product.target, each.labels) for each in own]
@@ -288,7 +288,9 @@ def _note(found: _Found, region: Region) -> str:
         "with gradients": grad == {True},
         "without gradients": grad == {False},
     }
-    return ", ".join(word for word, holds in words.items() if holds)
+    # such as the states of an encoder, which a decoder's layers may be given or not
+    absent = [each.name for each in found.traced.parameters if each.role == "fixed" and each.default is None]
+    return ", ".join([*(word for word, holds in words.items() if holds), *(f"without {name}" for name in absent)])
 
 
 def _key(region: Region) -> tuple[str, tuple[str, ...]]:

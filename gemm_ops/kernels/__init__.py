@@ -2,6 +2,10 @@
 
 ``config``   a configuration (tile, cluster, schedule, stages) and the fixed table of each family.
 ``spec``     what one built kernel is: configuration x tree x dtypes x layouts; its key and its source.
-``families`` which problems a family takes, and which of its configurations for which.
+``access``   how a kernel reaches its tensors: vectors, alignments.
+``families`` which families run on a device, and which of its configurations a family takes for a problem.
+``waves``    how long a configuration takes for a problem, and its raster.
 ``selection`` which family and configuration a problem gets on a device.
+``preference`` where cuBLAS and one kernel for the epilogue are faster.
+``pad_spec`` the kernel that copies into padded rows.  ``sources``: the files that a kernel is made of.
 """

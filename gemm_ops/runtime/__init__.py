@@ -1,1 +1,1 @@
-"""Loading and launching built kernels: the argument block, the shared library, the launch."""
+"""Loading and launching built kernels: the argument block, the shared library, the stream, the launch."""

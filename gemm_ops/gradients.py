@@ -40,8 +40,11 @@ Compute = Callable[[Tensor, Epilogue, Mapping[str, Tensor | float]], Mapping[str
 
 def needs_of(x: Tensor, operands: Mapping[str, Tensor | float]) -> tuple[str, ...]:
     """What gradients will be asked for: "accumulator" for x, and operands' names."""
-    named = {ACCUMULATOR: x, **operands}
-    return tuple(name for name, value in named.items() if isinstance(value, Tensor) and value.requires_grad)
+    found = [ACCUMULATOR] if isinstance(x, Tensor) and x.requires_grad else []
+    for name, value in operands.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            found.append(name)
+    return tuple(found)
 
 
 def product_needs(a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float]) -> tuple[str, ...]:
@@ -109,7 +112,9 @@ def keep(
     # of what is not read, the look is; a tensor made to look alike would cost an allocation on every call
     ctx.x_look = x if isinstance(x, Look) else Look.of(x)
     ctx.operand_looks = {
-        name: Look.of(value) if isinstance(value, Tensor) else value for name, value in operands.items()
+        name: Look.of(value) if isinstance(value, Tensor) else value
+        for name, value in operands.items()
+        if name in whole.needs or not isinstance(value, Tensor)
     }
     ctx.output_dtypes = {name: value.dtype for name, value in results.items()}
 
@@ -134,8 +139,10 @@ def gradients(
     present = {name: grad for name, grad in zip(whole.forward.outputs, grads, strict=True) if grad is not None}
     if not present:
         return {}
-    chosen = find_pass(whole.forward, tuple(present), whole.needs, whole.dtype, with_x=whole.with_x)
-    if not chosen.reads <= whole.reads:
+    chosen = whole
+    if tuple(present) != whole.outputs:
+        chosen = find_pass(whole.forward, tuple(present), whole.needs, whole.dtype, with_x=whole.with_x)
+    if chosen is not whole and not chosen.reads <= whole.reads:
         if not set(present) <= set(whole.outputs):
             raise EpilogueError(
                 f"epilogue {whole.forward.name}: its backward reads what the forward stores for it, and cannot be "

@@ -13,7 +13,7 @@ operands' gradients), one product for each matrix that requires grad, and sums.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,33 +44,57 @@ def compute_recorded(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tenso
     needs = torch.is_grad_enabled() and needs_of(x, operands)
     if not needs:
         return run_elementwise(x, epilogue, operands)
-    names, others = _tensors_of(epilogue, operands)
-    results = _Apply.apply(epilogue, needs, others, names, x, *(operands[name] for name in names))
+    call = _Call.of(epilogue, needs, operands)
+    results = _Apply.apply(call, x, *(operands[name] for name in call.names))
     return dict(zip(epilogue.outputs, results, strict=True))
 
 
-def _tensors_of(
-    epilogue: Epilogue, operands: Mapping[str, Tensor | float]
-) -> tuple[tuple[str, ...], dict[str, Tensor | float]]:
-    """The names of the operands that are tensors, and what else was given; whoever computes says what is amiss."""
-    names = tuple(name for name in epilogue.operands if isinstance(operands.get(name), Tensor))
-    return names, {name: value for name, value in operands.items() if name not in names}
+class _Call(NamedTuple):
+    """What is not a tensor of a call, in one: PyTorch looks at every argument of a recorded function.
+
+    Attributes:
+        needs: what gradients are needed of.
+        names: the names of the operands that are tensors.
+        others: what else was given; whoever computes says what is amiss.
+        padded_output: of a product.
+    """
+
+    epilogue: Epilogue
+    needs: tuple[str, ...]
+    names: tuple[str, ...]
+    others: dict[str, Tensor | float]
+    padded_output: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        epilogue: Epilogue,
+        needs: tuple[str, ...],
+        operands: Mapping[str, Tensor | float],
+        padded_output: bool = False,
+    ) -> _Call:
+        names = tuple([name for name in epilogue.operands if isinstance(operands.get(name), Tensor)])
+        others = {name: value for name, value in operands.items() if name not in names}
+        return cls(epilogue, needs, names, others, padded_output)
+
+    def operands(self, tensors: Sequence[Tensor]) -> dict[str, Tensor | float]:
+        return {**self.others, **dict(zip(self.names, tensors, strict=True))}
 
 
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        epilogue, needs, others, names, x, *tensors = arguments
-        operands = {**others, **dict(zip(names, tensors, strict=True))}
+        call, x, *tensors = arguments
+        epilogue, operands = call.epilogue, call.operands(tensors)
         results = run_elementwise(x, epilogue, operands)
-        keep(ctx, find_pass(epilogue, epilogue.outputs, needs, x.dtype), x, operands, results)
-        ctx.tensor_names = names
-        return tuple(results[name] for name in epilogue.outputs)
+        keep(ctx, find_pass(epilogue, epilogue.outputs, call.needs, x.dtype), x, operands, results)
+        ctx.tensor_names = call.names
+        return tuple([results[name] for name in epilogue.outputs])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         found = gradients(ctx, kept(ctx), grads, compute_recorded)
-        return None, None, None, None, found.get(ACCUMULATOR), *(found.get(name) for name in ctx.tensor_names)
+        return None, found.get(ACCUMULATOR), *(found.get(name) for name in ctx.tensor_names)
 
 
 def multiply_recorded(
@@ -80,16 +104,17 @@ def multiply_recorded(
     needs = torch.is_grad_enabled() and product_needs(a, b, operands)
     if not needs:
         return multiply(a, b, epilogue, operands, None, padded_output)
-    names, others = _tensors_of(epilogue, operands)
-    results = _Multiply.apply(epilogue, needs, others, names, padded_output, a, b, *(operands[name] for name in names))
+    call = _Call.of(epilogue, needs, operands, padded_output)
+    results = _Multiply.apply(call, a, b, *(operands[name] for name in call.names))
     return dict(zip(epilogue.outputs, results, strict=False))  # what was stored for the backward comes after
 
 
 class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        epilogue, needs, others, names, padded_output, a, b, *tensors = arguments
-        operands = {**others, **dict(zip(names, tensors, strict=True))}
+        call, a, b, *tensors = arguments
+        epilogue, needs, names, _, padded_output = call
+        operands = call.operands(tensors)
         forward = storing_forward(epilogue, needs, a.dtype)
         with without_autocast(a.device.type):  # the matrices have its dtype
             results = multiply(a, b, forward, operands, None, padded_output)
@@ -97,12 +122,12 @@ class _Multiply(torch.autograd.Function):
             results = {name: _no_view(tensor) for name, tensor in results.items()}
         keep_product(ctx, forward, epilogue.outputs, needs, a, b, operands, results)
         ctx.tensor_names = names
-        return tuple(results[name] for name in forward.outputs)
+        return tuple([results[name] for name in forward.outputs])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         grad_a, grad_b, found = product_gradients(ctx, grads, compute_recorded, _product)
-        return None, None, None, None, None, grad_a, grad_b, *(found.get(name) for name in ctx.tensor_names)
+        return None, grad_a, grad_b, *(found.get(name) for name in ctx.tensor_names)
 
 
 def _no_view(tensor: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ The layers, from the user down; each only knows those below it:
 ``elementwise/``         the same tree as one standalone kernel over tensors, without a GEMM.
 ``build/``               nvcc, and the cache of built kernels.
 ``runtime/``             loading and launching.
-``fallback``             the PyTorch reference backend.
+``fallback``             the PyTorch reference backend.  ``autocast``: what dtype it asks for.
 
 Importing this package needs no GPU, no nvcc and no CUTLASS.
 """

@@ -41,16 +41,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
-from torch.nn import functional as F
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from epilogues import Epilogue, EpilogueError
 
 from .added_bias import BIAS, adds_bias_first, after_bias, is_identity
-from .addressing.views import pitch_of, stands_for_others
+from .addressing.views import stands_for_others
 from .arguments import Outputs
 from .errors import ProblemError
 from .holders import hold, hold_called, holders_of, replace
+from .outputs import in_padded_rows
 from .standalone import apply
 
 if TYPE_CHECKING:
@@ -298,11 +298,5 @@ def _padded(outputs: Outputs, layer: FusedLinear) -> Outputs:
     if not layer.padded_output or isinstance(outputs, Proxy):  # torch.fx has no shapes to decide by
         return outputs
     if isinstance(outputs, dict):
-        return {name: _padded_tensor(tensor) for name, tensor in outputs.items()}
-    return _padded_tensor(outputs)
-
-
-def _padded_tensor(tensor: Tensor) -> Tensor:
-    columns = tensor.shape[-1]
-    pitch = pitch_of(columns, tensor.element_size())
-    return tensor if pitch == columns else F.pad(tensor, (0, pitch - columns))[..., :columns]
+        return {name: in_padded_rows(tensor) for name, tensor in outputs.items()}
+    return in_padded_rows(outputs)

@@ -32,7 +32,7 @@ from epilogues.tree import EpilogueTree
 
 from .addressing import Addressing, Request
 from .addressing.placement import describe
-from .addressing.views import given_view, has_memory, new_view, pitch_of, read_request
+from .addressing.views import given_view, has_memory, new_view, read_request
 from .announce import announce
 from .build.cache import find_library
 from .build.toolchain import find_toolchain
@@ -45,7 +45,7 @@ from .kernels.preference import faster_in_two_passes
 from .kernels.selection import Selection, Target, problem_refusal, select_kernel
 from .kernels.spec import KernelSpec
 from .operands import BoundOperand, bind_operands
-from .outputs import bind_outputs
+from .outputs import bind_outputs, in_padded_rows
 from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
@@ -264,7 +264,7 @@ def compute_by_operations(call: Call, *, transformed: bool) -> dict[str, Tensor]
     for name, buffer in call.out.items():
         buffer.copy_(results[name])
     if call.padded_output:
-        return {name: _padded(result, call.problem) for name, result in results.items()}
+        return {name: in_padded_rows(result) for name, result in results.items()}
     return call.out or results
 
 
@@ -274,12 +274,6 @@ def announce_fallback(decision: Decision) -> None:
         two_passes = decision.backend == "cublas"
         how = "cuBLAS and a kernel for the epilogue" if two_passes else "the PyTorch reference backend"
         announce(f"computed by {how}, not fused: {decision.reason}")
-
-
-def _padded(result: Tensor, problem: Problem) -> Tensor:
-    """A result in rows that begin at multiples of 16 bytes, as those of a kernel; differentiable."""
-    more = pitch_of(problem.n, result.element_size()) - problem.n
-    return torch.nn.functional.pad(result, (0, more))[..., : problem.n] if more else result
 
 
 def make_plan(call: Call, decision: Decision) -> Plan | TwoPasses | None:

@@ -29,13 +29,13 @@ from epilogues.tree import EpilogueTree
 from .addressing.views import has_memory
 from .announce import announce
 from .arguments import outputs_by_name
+from .autocast import without_autocast
 from .build.cache import find_library
 from .build.toolchain import find_toolchain
 from .elementwise.layout import Layout, plan_layout, view_of
 from .elementwise.spec import ElementwiseSpec
 from .elementwise_plan import ElementwisePlan
 from .errors import ProblemError, ToolchainError, UnsupportedProblemError
-from .fallback import without_autocast
 from .forcing import forced_backend
 from .operands import BoundOperand, bind_operands
 from .outputs import bind_outputs

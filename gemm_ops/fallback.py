@@ -10,7 +10,6 @@ rounded to the inputs' dtype first, as in any unfused PyTorch computation.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
 
@@ -19,6 +18,8 @@ from torch import Tensor
 
 from epilogues.reference import evaluate
 from epilogues.tree import EpilogueTree
+
+from .autocast import without_autocast
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
@@ -38,13 +39,6 @@ def run_reference(
     with without_autocast(a.device.type):
         accumulator = product(a, b, rounded=transformed).to(compute)
         return evaluate(tree, accumulator, operands, compute_dtype=compute, out_dtype=a.dtype)
-
-
-def without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
-    """A context in which operators keep the dtypes of their arguments."""
-    # asking whether it is enabled is an error for devices that have none; switching it off takes as long as a launch
-    enabled = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-    return torch.autocast(device_type, enabled=False) if enabled else contextlib.nullcontext()
 
 
 def product(a: Tensor, b: Tensor, *, rounded: bool) -> Tensor:

@@ -64,11 +64,22 @@ def matmul(
     if (tracer := tracer_of(a, b, *operands.values())) is not None:
         keywords = {"out": out, "padded_output": padded_output, **operands}
         return record_call(tracer, matmul, (a, b), epilogue, keywords)
-    transformed = are_transforms_active()
-    if not transformed and (torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
-        return _traced(a, b, epilogue, out, operands, padded_output)
-    if transformed:
+    return _compute(a, b, epilogue, out, operands, padded_output)
+
+
+def _compute(
+    a: Tensor,
+    b: Tensor,
+    epilogue: EpilogueLike,
+    out: Tensor | Mapping[str, Tensor] | None,
+    operands: Mapping[str, Tensor | float],
+    padded_output: bool,
+) -> Outputs:
+    """The call, of tensors and numbers."""
+    if are_transforms_active():
         return _transformed(a, b, epilogue, out, operands, padded_output)
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return _traced(a, b, epilogue, out, operands, padded_output)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
     given = without_absent_bias(chosen, operands)
     if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -146,10 +157,12 @@ def linear(
 
     Everything else is as in :func:`matmul`.
     """
-    if (tracer := tracer_of(x, weight)) is not None:  # here, for a graph is to have the parameter, not a view of it
+    if (
+        tracer := tracer_of(x, weight, *operands.values())
+    ) is not None:  # here, for a graph is to have the parameter, not a view of it
         keywords = {"out": out, "padded_output": padded_output, **operands}
         return record_call(tracer, linear, (x, weight), epilogue, keywords)
-    return matmul(x, transpose_weight(weight), epilogue, out=out, padded_output=padded_output, **operands)
+    return _compute(x, transpose_weight(weight), epilogue, out, operands, padded_output)
 
 
 def backend_for(

@@ -42,9 +42,9 @@ from epilogues.tree import MAIN_OUTPUT, EpilogueTree
 
 from .addressing.views import pitch_of
 from .arguments import EpilogueLike, as_epilogue, outputs_by_name
+from .autocast import without_autocast
 from .elementwise_call import run_elementwise
 from .errors import ProblemError
-from .fallback import without_autocast
 from .gradients import find_pass, gradients, keep, kept, needs_of, product_needs, storing_forward
 from .operands import bind_operands
 from .problem import read_problem, read_tensor

@@ -151,6 +151,13 @@ def empty_padded(shape: Sequence[int], *, dtype: torch.dtype, device: torch.devi
     return torch.empty((*lead, pitch), dtype=dtype, device=device)[..., :columns]
 
 
+def in_padded_rows(tensor: Tensor) -> Tensor:
+    """A tensor in rows that begin at multiples of 16 bytes, as those of a kernel; a differentiable copy if need be."""
+    columns = tensor.shape[-1]
+    more = pitch_of(columns, tensor.element_size()) - columns
+    return torch.nn.functional.pad(tensor, (0, more))[..., :columns] if more else tensor
+
+
 def overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors may share memory: exact for matrices of one row distance and for tensors of moderate size."""
     if one.device != other.device or one.is_meta or not one.numel() or not other.numel():

@@ -15,16 +15,12 @@ from torch import Tensor
 from epilogues import Epilogue
 
 from .arguments import outputs_by_name
+from .autocast import autocast_dtype
 from .dispatch import Decision, announce_fallback, bind_call, compute_by_operations, decide, make_plan
 from .forcing import forced_backend, require_no_kernel
 from .gradients import product_needs, storing_forward
 from .plan import find_plan, plan_key, remember_plan
 from .transforms import TRANSFORMED
-
-#: Kinds of devices; asked for once, for PyTorch 2.11's compiler does not trace the question.
-HAVE_AUTOCAST = frozenset(
-    kind for kind in ("cpu", "cuda", "hpu", "mps", "mtia", "xpu") if torch.amp.is_autocast_available(kind)
-)
 
 
 def multiply(
@@ -100,10 +96,9 @@ def cast_as_autocast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return a, b
     kind = a.device.type
-    # asking whether it is enabled is an error for devices that have none, such as meta
-    if kind not in HAVE_AUTOCAST or not torch.is_autocast_enabled(kind):
+    dtype = autocast_dtype(kind)
+    if dtype is None:
         return a, b
-    dtype = torch.get_autocast_dtype(kind)
     eligible = (torch.float32, torch.float16, torch.bfloat16)
     return tuple(  # type: ignore[return-value]
         matrix.to(dtype) if matrix.dtype in eligible and matrix.device.type == kind else matrix for matrix in (a, b)

@@ -22,8 +22,8 @@ from epilogues import Epilogue, builders
 from epilogues.gradients.backward import ACCUMULATOR
 from epilogues.tree import MAIN_OUTPUT
 
+from .autocast import without_autocast
 from .elementwise_call import run_elementwise
-from .fallback import without_autocast
 from .gradients import (
     Compute,
     Look,

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from epilogues.dtypes import dtype_name, torch_dtype
 
+from .autocast import without_autocast
 from .elementwise_call import ElementwiseCall, Walk, find_walk
 from .elementwise_plan import ElementwisePlan
-from .fallback import product, product_dtype, without_autocast
+from .fallback import product, product_dtype
 from .outputs import empty_padded
 from .plan import made_current
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..product_call import HAVE_AUTOCAST
+from ..autocast import autocast_dtype
 from .graph_search import Mode, Traced
 from .inspection import is_plain, read_structure
 from .products import has_hooks
@@ -162,17 +162,7 @@ class Rewritten:
         for path in self.products:
             weight = getattr(_at(self.host, path), "weight", None)
             tensors += [weight] if isinstance(weight, Tensor) else []
-        for tensor in tensors:
-            kind = tensor.device.type
-            if tensor.dtype in self.never:
-                return True
-            if (
-                kind in HAVE_AUTOCAST
-                and torch.is_autocast_enabled(kind)
-                and torch.get_autocast_dtype(kind) in self.never
-            ):
-                return True
-        return False
+        return any(each.dtype in self.never or autocast_dtype(each.device.type) in self.never for each in tensors)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """What the code takes for these arguments; None if they are not for it."""

@@ -31,8 +31,8 @@ from epilogues.builders import cast
 from epilogues.operand_shapes import fits, is_number
 from epilogues.tree import MAIN_OUTPUT
 
+from ..autocast import autocast_dtype, with_autocast
 from ..functional import matmul, multiply_described
-from ..product_call import HAVE_AUTOCAST
 from ..transforms import are_transforms_active
 from .functions import NotTraceableError
 from .inspection import SIMPLE, read_code
@@ -194,9 +194,7 @@ class FusedCall:
         weight, bias = product._parameters["weight"], product._parameters["bias"]
         assert weight is not None
         dtype, weight_dtype, device = x.dtype, weight.dtype, x.device
-        kind, cast_to = device.type, None
-        if kind in HAVE_AUTOCAST and torch.is_autocast_enabled(kind):
-            cast_to = torch.get_autocast_dtype(kind)
+        cast_to = autocast_dtype(device.type)
         if (dtype != weight_dtype or (bias is not None and bias.dtype != weight_dtype)) and (
             cast_to is None or dtype not in _SIXTEEN_OR_32 or weight_dtype not in _SIXTEEN_OR_32
         ):
@@ -265,18 +263,12 @@ class FusedCall:
             except EpilogueError:
                 continue
             # after that, because only then are the steps known to draw no random numbers
-            with _autocast(device, cast_to):
+            with with_autocast(device.type, cast_to):
                 found = _result_dtype(steps, matrix_dtype, device, fitting, modules)
             if found not in FLOATS or (found == torch.float64) != (matrix_dtype == torch.float64):
                 continue
             return epilogue if found == matrix_dtype else cast(found, epilogue), count
         return None
-
-
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
-    if device.type not in HAVE_AUTOCAST:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def _result_dtype(

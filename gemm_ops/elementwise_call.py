@@ -26,6 +26,7 @@ from epilogues.dtypes import torch_dtype
 from epilogues.reference import evaluate
 from epilogues.tree import EpilogueTree
 
+from . import native
 from .addressing.views import has_memory
 from .announce import announce
 from .arguments import outputs_by_name
@@ -166,6 +167,8 @@ def run_elementwise(
     if isinstance(x, Tensor) and runs_kernels(x.device):
         key = plan_key((x,), epilogue, operands, out, forced_backend(), in_place=True)
         if key is not None and (found := find_plan(key)) is not None:
+            if out is None and not found.is_native:
+                native.remember_plan(found, (x,), epilogue, operands, padded_output=False)
             outputs: dict[str, Tensor] = found.run(x, operands, outputs_by_name(out))
             return outputs
     call = bind_elementwise(x, epilogue, operands, out)
@@ -175,6 +178,8 @@ def run_elementwise(
     plan = ElementwisePlan(epilogue, call.tree, walk.spec, walk.layout, call.problem.device)
     if key is not None:
         remember_plan(key, plan)
+        if out is None:
+            native.remember_plan(plan, (x,), epilogue, operands, padded_output=False)
     return plan.run(call.x, call.in_memory, call.out)
 
 

@@ -10,6 +10,7 @@ Running it fills in pointers and launches.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from epilogues import Epilogue
 from epilogues.dtypes import torch_dtype
 from epilogues.tree import EpilogueTree
 
+from .elementwise.arguments import ElementwiseArguments
 from .elementwise.layout import Layout
 from .elementwise.spec import ElementwiseSpec
+from .native.form import NativeForm, address_of_function, data_slots, slots
 from .plan import made_current
-from .runtime.elementwise import block_template, fill_block, load_elementwise, start
+from .runtime.elementwise import block_template, fill_block, load_elementwise, raise_failure, start
 
 
 class ElementwisePlan:
@@ -38,6 +41,8 @@ class ElementwisePlan:
         BuildError: if the kernel cannot be built or loaded.
     """
 
+    is_native = False
+
     def __init__(
         self, epilogue: Epilogue, tree: EpilogueTree, spec: ElementwiseSpec, layout: Layout, device: torch.device
     ) -> None:
@@ -48,6 +53,26 @@ class ElementwisePlan:
         self.operand_names = tuple(epilogue.operands)
         dtypes = [torch_dtype(str(store.dtype)) for store in tree.outputs]
         self.outputs = tuple(zip(epilogue.outputs, dtypes, strict=True))
+
+    def native_form(self) -> NativeForm:
+        """The launch, for :mod:`gemm_ops.native`."""
+        return NativeForm(
+            function=address_of_function(self.library.elementwise_run),
+            block=self.template,
+            inputs=slots(ElementwiseArguments, "inputs", 1 + len(self.operand_names)),
+            outputs=data_slots(ElementwiseArguments, "outputs", len(self.outputs)),
+            dtypes=tuple(dtype for _, dtype in self.outputs),
+            like_first=True,
+        )
+
+    def run_values(self, values: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """The outputs in order, of x and the operands in order."""
+        x, *operands = values
+        return tuple(self.run(x, dict(zip(self.operand_names, operands, strict=True)), {}).values())
+
+    def raise_failure(self, code: int) -> None:
+        """Raises what a launch's code means."""
+        raise_failure(self.library, code, self.title)
 
     def run(self, x: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Launches the kernel on the current stream of the tensors' device.

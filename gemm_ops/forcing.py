@@ -16,7 +16,7 @@ from .errors import UnsupportedProblemError
 
 BACKENDS = ("auto", "sm90", "sm80", "cublas", "reference")
 
-_forced: contextvars.ContextVar[str] = contextvars.ContextVar("gemm_ops_backend", default="auto")
+_forced: contextvars.ContextVar[str] = contextvars.ContextVar("gemm_ops_backend", default=BACKENDS[0])
 
 
 @contextlib.contextmanager
@@ -40,11 +40,16 @@ def use_backend(backend: str) -> Iterator[None]:
     )
     if backend not in BACKENDS:
         raise ValueError(f"backend should be one of {', '.join(BACKENDS)}, got {backend!r}")
-    token = _forced.set(backend)
+    token = _forced.set(BACKENDS[BACKENDS.index(backend)])  # the very object: it is told by its identity
     try:
         yield
     finally:
         _forced.reset(token)
+
+
+def backend_variable() -> contextvars.ContextVar[str]:
+    """The variable that holds one of :data:`BACKENDS`, the very object."""
+    return _forced
 
 
 def forced_backend() -> str:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from epilogues import Epilogue
 from epilogues.compiling import untraced
 
+from . import native
 from .addressing.views import has_memory
 from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .dispatch import Decision
@@ -61,6 +63,10 @@ def matmul(
         EpilogueError: the operands are not the epilogue's.
         BuildError: the kernel does not compile.
     """
+    if out is None and not torch.compiler.is_compiling():
+        warm = native.product(a, b, False, epilogue, padded_output, operands)
+        if warm is not None:
+            return warm
     if (tracer := tracer_of(a, b, *operands.values())) is not None:
         keywords = {"out": out, "padded_output": padded_output, **operands}
         return record_call(tracer, matmul, (a, b), epilogue, keywords)
@@ -81,6 +87,8 @@ def _compute(
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return _traced(a, b, epilogue, out, operands, padded_output)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    if not isinstance(epilogue, Epilogue):
+        native.remember_name(epilogue, operands.get("bias") is not None, chosen)
     given = without_absent_bias(chosen, operands)
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if out is None and has_memory(a) and has_memory(b):
@@ -157,6 +165,10 @@ def linear(
 
     Everything else is as in :func:`matmul`.
     """
+    if out is None and not torch.compiler.is_compiling():
+        warm = native.product(x, weight, True, epilogue, padded_output, operands)
+        if warm is not None:
+            return warm
     if (
         tracer := tracer_of(x, weight, *operands.values())
     ) is not None:  # here, for a graph is to have the parameter, not a view of it

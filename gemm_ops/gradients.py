@@ -179,7 +179,7 @@ class Pass:
     @functools.cached_property
     def reads(self) -> frozenset[tuple[str, str]]:
         """What the backward reads: ("x", ""), ("operand", name) and ("output", name) of the forward."""
-        backward, x = self._backward
+        backward, x = self.backward
         found = set()
         for source in (source for one in backward.passes for source in one.sources):
             if source.role == "operand":
@@ -204,7 +204,7 @@ class Pass:
             x, operands: what the forward was given.
             compute: computes the epilogues of the backward.
         """
-        backward, name = self._backward
+        backward, name = self.backward
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         results = {key: value for (role, key), value in saved.items() if role == "output"}
         if ("x", "") in saved:
@@ -219,7 +219,7 @@ class Pass:
             start = grads[one.gradient_of]
             # an fp64 call whose output is not: the rest of the backward is fp64
             start = start.to(wide) if wide == torch.float64 else start
-            epilogue, outputs = self._epilogue(place, operands)
+            epilogue, outputs = self.epilogue_of_pass(place, operands)
             values = compute(start, epilogue, given)
             for gradient in one.gradients:
                 raw = values[outputs[gradient.target]]
@@ -232,7 +232,7 @@ class Pass:
                 if value is not raw and value.numel() == raw.numel():
                     value = value.clone()  # may be a view of what is another gradient, and autograd adds in place
                 found[gradient.target] = value
-        reached = self._reached
+        reached = self.reached
         for target in backward.zero:
             like = x if target == ACCUMULATOR else operands[target]
             if target in reached and isinstance(like, Look):  # else there is no gradient, which is not one of zero
@@ -240,7 +240,7 @@ class Pass:
         return found
 
     @functools.cached_property
-    def _reached(self) -> frozenset[str]:
+    def reached(self) -> frozenset[str]:
         """What the outputs that have gradients are computed from: "accumulator", and operands' names."""
         stores = tuple(store for store in self.forward.tree.outputs if store.name in self.outputs)
         nodes = replace(self.forward.tree, outputs=stores).nodes
@@ -248,7 +248,7 @@ class Pass:
         return frozenset(names | {ACCUMULATOR for node in nodes if isinstance(node, Accumulator)})
 
     @functools.cached_property
-    def _backward(self) -> tuple[Backward, str]:
+    def backward(self) -> tuple[Backward, str]:
         """The derivative, and the name of the output that x is in it."""
         tree, short = self.forward.tree, _short(self.dtype)
         if not self.with_x:
@@ -259,13 +259,13 @@ class Pass:
         with_x = Epilogue.from_tree(replace(tree, outputs=outputs), self.forward.name)
         return derivative(with_x, self.needs, outputs=self.outputs, dtype=short, store=False), name
 
-    def _epilogue(self, place: int, operands: Mapping[str, Look | float]) -> tuple[Epilogue, dict[str, str]]:
+    def epilogue_of_pass(self, place: int, operands: Mapping[str, Look | float]) -> tuple[Epilogue, dict[str, str]]:
         """A pass's epilogue with each output in the dtype of what it is the gradient of, and each target's output.
 
         What is to be summed shares an output only if that has the dtype of what it is the gradient of: a bias in fp32
         beside an x in 16 bits gets terms of its own, in fp32.
         """
-        one = self._backward[0].passes[place]
+        one = self.backward[0].passes[place]
         looks = [None if gradient.target == ACCUMULATOR else operands[gradient.target] for gradient in one.gradients]
         dtypes = tuple(look.dtype if isinstance(look, Look) else self.dtype for look in looks)
         known: dict[Any, tuple[Epilogue, dict[str, str]]] = self._epilogues  # type: ignore[attr-defined]
@@ -289,7 +289,7 @@ def find_pass(
 def _stored_as(
     epilogue: Epilogue, kinds: tuple[tuple[str, tuple[str, str | None, bool]], ...], double: bool
 ) -> tuple[Epilogue, dict[str, str]]:
-    """An epilogue of a backward with dtypes for its outputs; see :meth:`Pass._epilogue`.
+    """An epilogue of a backward with dtypes for its outputs; see :meth:`Pass.epilogue_of_pass`.
 
     Args:
         kinds: of each target the output, the dtype, and whether the output is the gradient as it is.

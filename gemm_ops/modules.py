@@ -33,7 +33,7 @@ from torch.fx import Proxy
 
 from epilogues import Epilogue, EpilogueError, Kind
 
-from . import adapters
+from . import adapters, native
 from .addressing.views import ACCESS_BYTES, address_of, pitch_of, stands_for_others
 from .arguments import EpilogueLike, Outputs, as_epilogue
 from .functional import linear
@@ -179,6 +179,10 @@ class FusedLinear(nn.Linear):
         Returns:
             (..., out_features), or a dictionary of such tensors if the epilogue has several outputs.
         """
+        if not (self.within_adapter or torch.compiler.is_compiling()):
+            warm = native.layer(input, self._parameters, self._epilogues, self.padded_output, operands)
+            if warm is not None:
+                return warm
         if isinstance(input, Proxy) and not self.within_adapter:
             return record_layer(self, input, operands, _call_layer)
         if self.within_adapter and adapters.calling_mode(self) == adapters.BARE:

@@ -129,6 +129,12 @@ def _offsets(tensor: Tensor) -> Tensor | None:
     return found.flatten()
 
 
+def padded_pitch(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Elements from row to row of :func:`empty_padded`; 0 where that is contiguous."""
+    pitch = pitch_of(shape[-1], dtype.itemsize)
+    return 0 if pitch == shape[-1] else pitch
+
+
 def empty_padded(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """An uninitialised tensor whose rows begin at multiples of 16 bytes; a view of a wider one where they would not.
 

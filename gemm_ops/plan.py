@@ -28,8 +28,9 @@ from .addressing import Placement
 from .addressing.views import has_memory
 from .copies import copy_matrix, copy_operand
 from .kernels.spec import KernelSpec
+from .native.form import BY_PYTHON, NativeForm, address_of_function, data_slots, slots
 from .operands import spread
-from .outputs import empty_padded, is_same, overlap
+from .outputs import empty_padded, is_same, overlap, padded_pitch
 from .runtime.abi import GemmArguments
 from .runtime.library import load_kernel
 
@@ -43,6 +44,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 class Plan:
     """A kernel made ready for one class of calls; see the module's first page."""
+
+    is_native = False
 
     def __init__(self, call: Call, decision: Decision, multiprocessors: int) -> None:
         spec, addressing = decision.spec, decision.addressing
@@ -127,6 +130,36 @@ class Plan:
             if temporary is not outputs[name]:
                 outputs[name].copy_(temporary)
         return dict(outputs)
+
+    def native_form(self) -> NativeForm:
+        """The launch, for :mod:`gemm_ops.native`; by Python where tensors are copied or launches many."""
+        if not self.is_plain:
+            return BY_PYTHON
+        dtypes = tuple(dtype for _, dtype in self.outputs)
+        pitches = {padded_pitch(self.output_shape, dtype) for dtype in dtypes} if self.padded_output else {0}
+        if len(pitches) > 1:
+            return BY_PYTHON
+        matrices = ((GemmArguments.a.offset, 0), (GemmArguments.b.offset, 0))
+        return NativeForm(
+            function=address_of_function(self.kernel.run_function),
+            takes_workspace=True,
+            workspace_bytes=self.workspace_bytes,
+            block=self.block,
+            inputs=(*matrices, *slots(GemmArguments, "operands", len(self.operand_names))),
+            outputs=data_slots(GemmArguments, "outputs", len(dtypes)),
+            dtypes=dtypes,
+            shape=tuple(self.output_shape),
+            pitch=pitches.pop(),
+        )
+
+    def run_values(self, values: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """The outputs in order, of a, b and the operands in order."""
+        a, b, *operands = values
+        return tuple(self.run(a, b, dict(zip(self.operand_names, operands, strict=True)), {}).values())
+
+    def raise_failure(self, code: int) -> None:
+        """Raises what a launch's code means."""
+        self.kernel.raise_failure(code, GemmArguments.from_buffer_copy(self.block))
 
     def _new_output(self, dtype: torch.dtype) -> Tensor:
         if self.padded_output:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from epilogues import Epilogue
 
+from . import native
 from .arguments import outputs_by_name
 from .autocast import autocast_dtype
 from .dispatch import Decision, announce_fallback, bind_call, compute_by_operations, decide, make_plan
+from .elementwise_call import runs_kernels
 from .forcing import forced_backend, require_no_kernel
 from .gradients import product_needs, storing_forward
 from .plan import find_plan, plan_key, remember_plan
@@ -38,12 +40,15 @@ def multiply(
         BuildError: if a kernel has to be built and cannot be.
     """
     key = None
-    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_cuda and not torch.is_autocast_enabled("cuda"):
+    a, b = cast_as_autocast(a, b)
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and runs_kernels(a.device):
         key = plan_key((a, b), epilogue, operands, out, (forced_backend(), padded_output))
         if key is not None and (found := find_plan(key)) is not None:
+            if out is None and not found.is_native:
+                native.remember_plan(found, (a, b), epilogue, operands, padded_output)
             outputs: dict[str, Tensor] = found.run(a, b, operands, outputs_by_name(out))
             return outputs
-    call = bind_call(*cast_as_autocast(a, b), epilogue, operands, out, padded_output=padded_output)
+    call = bind_call(a, b, epilogue, operands, out, padded_output=padded_output)
     decision = decide(call)
     announce_fallback(decision)
     plan = make_plan(call, decision)
@@ -51,6 +56,8 @@ def multiply(
         return compute_by_operations(call, transformed=not call.is_in_memory)
     if key is not None:
         remember_plan(key, plan)
+        if out is None:
+            native.remember_plan(plan, (a, b), epilogue, operands, padded_output)
     return plan.run(call.a, call.b, call.tensors, call.out)
 
 

@@ -22,8 +22,9 @@ from epilogues import Epilogue, builders
 from epilogues.gradients.backward import ACCUMULATOR
 from epilogues.tree import MAIN_OUTPUT
 
+from . import native
 from .autocast import without_autocast
-from .elementwise_call import run_elementwise
+from .elementwise_call import run_elementwise, runs_kernels
 from .gradients import (
     Compute,
     Look,
@@ -46,6 +47,8 @@ def compute_recorded(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tenso
         return run_elementwise(x, epilogue, operands)
     call = _Call.of(epilogue, needs, operands)
     results = _Apply.apply(call, x, *(operands[name] for name in call.names))
+    if native.is_loaded() and runs_kernels(x.device):
+        native.remember_recording(results[0].grad_fn, (x,), epilogue, operands, _finish)
     return dict(zip(epilogue.outputs, results, strict=True))
 
 
@@ -93,8 +96,13 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = gradients(ctx, kept(ctx), grads, compute_recorded)
-        return None, found.get(ACCUMULATOR), *(found.get(name) for name in ctx.tensor_names)
+        return None, *_finish(ctx, grads)
+
+
+def _finish(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The gradients of x and of the tensors among the operands."""
+    found = gradients(ctx, kept(ctx), grads, compute_recorded)
+    return found.get(ACCUMULATOR), *(found.get(name) for name in ctx.tensor_names)
 
 
 def multiply_recorded(
@@ -106,6 +114,8 @@ def multiply_recorded(
         return multiply(a, b, epilogue, operands, None, padded_output)
     call = _Call.of(epilogue, needs, operands, padded_output)
     results = _Multiply.apply(call, a, b, *(operands[name] for name in call.names))
+    if native.is_loaded() and not padded_output and runs_kernels(a.device):
+        native.remember_recording(results[0].grad_fn, (a, b), epilogue, operands, _finish_product)
     return dict(zip(epilogue.outputs, results, strict=False))  # what was stored for the backward comes after
 
 
@@ -126,8 +136,13 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        grad_a, grad_b, found = product_gradients(ctx, grads, compute_recorded, _product)
-        return None, grad_a, grad_b, *(found.get(name) for name in ctx.tensor_names)
+        return None, *_finish_product(ctx, grads)
+
+
+def _finish_product(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The gradients of a, of b and of the tensors among the operands."""
+    grad_a, grad_b, found = product_gradients(ctx, grads, compute_recorded, _product)
+    return grad_a, grad_b, *(found.get(name) for name in ctx.tensor_names)
 
 
 def _no_view(tensor: Tensor) -> Tensor:
@@ -139,6 +154,9 @@ def _no_view(tensor: Tensor) -> Tensor:
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     return multiply(a, b, builders.identity(), {})[MAIN_OUTPUT]
+
+
+native.set_callbacks(compute_recorded, _product)
 
 
 def keep_product(

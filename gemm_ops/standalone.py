@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from epilogues import Epilogue
 from epilogues.compiling import untraced
 
+from . import native
 from .addressing.views import has_memory
 from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
 from .elementwise_call import bind_elementwise, compute_by_operations, run_elementwise
@@ -64,6 +66,10 @@ def apply(
         UnsupportedProblemError: within ``use_backend("sm90")`` or ``"sm80"``, which here mean one kernel, whichever
             the device: none takes the call.
     """
+    if out is None and not torch.compiler.is_compiling():
+        warm = native.elementwise(x, epilogue, operands)
+        if warm is not None:
+            return warm
     if (tracer := tracer_of(x, *operands.values())) is not None:
         return record_call(tracer, apply, (x,), epilogue, {"out": out, **operands})
     transformed = are_transforms_active()
@@ -72,6 +78,8 @@ def apply(
     if transformed:
         return _transformed(x, epilogue, out, operands)
     chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    if not isinstance(epilogue, Epilogue):
+        native.remember_name(epilogue, operands.get("bias") is not None, chosen)
     given = without_absent_bias(chosen, operands)
     if isinstance(x, Tensor):
         if out is None and has_memory(x):

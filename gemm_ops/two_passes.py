@@ -12,7 +12,7 @@ standalone kernel (:mod:`gemm_ops.elementwise_call`) with that product in the ac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from .autocast import without_autocast
 from .elementwise_call import ElementwiseCall, Walk, find_walk
 from .elementwise_plan import ElementwisePlan
 from .fallback import product, product_dtype
+from .native.form import BY_PYTHON, NativeForm
 from .outputs import empty_padded
 from .plan import made_current
 
@@ -56,11 +57,22 @@ def _padded_outputs(call: Call, device: torch.device | str) -> dict[str, Tensor]
 class TwoPasses:
     """A plan as :class:`gemm_ops.plan.Plan` is one: made once for a class of calls."""
 
+    is_native = False
+
     def __init__(self, call: Call, walk: Walk) -> None:
         problem = call.problem
         self.device = problem.device
         self.tail = ElementwisePlan(call.epilogue, call.tree, walk.spec, walk.layout, problem.device)
         self.padded_shape = problem.output_shape if call.padded_output else None
+
+    def native_form(self) -> NativeForm:
+        """By Python: what PyTorch multiplies."""
+        return BY_PYTHON
+
+    def run_values(self, values: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """The outputs in order, of a, b and the operands in order."""
+        a, b, *operands = values
+        return tuple(self.run(a, b, dict(zip(self.tail.operand_names, operands, strict=True)), {}).values())
 
     def run(
         self, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]

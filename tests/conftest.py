@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from host_device import HostDevice
+from native_support import extension, fake_kernels  # noqa: F401  fixtures
 
 HAS_GPU = torch.cuda.is_available()
 

@@ -34,7 +34,8 @@ class Kernel:
         self._workspace_size = library.gemm_workspace_size
         self._workspace_size.argtypes = [ctypes.POINTER(GemmArguments)]
         self._workspace_size.restype = ctypes.c_int64
-        self._run = library.gemm_run
+        self.run_function = library.gemm_run
+        self._run = self.run_function
         self._run.argtypes = [ctypes.POINTER(GemmArguments), ctypes.c_void_p, ctypes.c_void_p]
         self._run.restype = ctypes.c_int
         self._status_text = library.gemm_status_text
@@ -60,11 +61,15 @@ class Kernel:
         pointer = None if workspace is None else workspace.data_ptr()
         code = self._run(ctypes.byref(arguments), pointer, stream)
         if code != 0:
-            raise LaunchError(
-                f"{self.spec.title}: {self._status_text(code).decode()}; "
-                f"CUDA says: {self._cuda_error_text(code).decode()} "
-                f"(M={arguments.m}, N={arguments.n}, K={arguments.k}, {self.path})"
-            )
+            self.raise_failure(code, arguments)
+
+    def raise_failure(self, code: int, arguments: GemmArguments) -> None:
+        """Raises a LaunchError that says what a launch's code means."""
+        raise LaunchError(
+            f"{self.spec.title}: {self._status_text(code).decode()}; "
+            f"CUDA says: {self._cuda_error_text(code).decode()} "
+            f"(M={arguments.m}, N={arguments.n}, K={arguments.k}, {self.path})"
+        )
 
 
 def load_kernel(spec: KernelSpec) -> Kernel:

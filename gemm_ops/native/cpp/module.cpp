@@ -1,0 +1,500 @@
+// The functions that Python calls; gemm_ops/native/__init__.py says what they are for.
+#include <Python.h>
+
+#include <torch/csrc/Dtype.h>
+
+#include "plan.h"
+#include "python.h"
+#include "recording.h"
+#include "values.h"
+
+namespace gemm_ops {
+namespace {
+
+// What is known of an epilogue, by its identity; used with the GIL held.
+struct Signature {
+  Owned epilogue;  // keeps the identity from being another's
+  std::vector<Owned> operands;
+  std::vector<Owned> outputs;
+  bool has_bias = false;
+};
+
+struct State {
+  std::unordered_map<PyObject*, std::shared_ptr<const Signature>> signatures;
+  Owned named[2];  // epilogues by name, or None: without a bias, with one
+  Owned forced;    // the context variable of use_backend
+  std::vector<Owned> backends;
+  uint64_t hits = 0;
+};
+
+State& state() {
+  static auto* found = new State();
+  return *found;
+}
+
+PyObject* bias_name() {
+  static PyObject* name = PyUnicode_InternFromString("bias");
+  return name;
+}
+
+// What use_backend asks for, as its place among the backends; none for a name that is not known.
+std::optional<uint64_t> forced_backend() {
+  PyObject* value = nullptr;
+  if (!state().forced || PyContextVar_Get(state().forced.get(), nullptr, &value) < 0 || value == nullptr) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  Py_DECREF(value);  // the variable holds it
+  for (size_t place = 0; place < state().backends.size(); ++place) {
+    if (state().backends[place].get() == value) return place;
+  }
+  return std::nullopt;
+}
+
+bool read_value(PyObject* object, Value& value) {
+  if (THPVariable_CheckExact(object)) {
+    value.tensor = THPVariable_Unpack(object);
+    return true;
+  }
+  if (PyFloat_CheckExact(object)) {
+    value.number = PyFloat_AS_DOUBLE(object);
+    return true;
+  }
+  if (PyLong_CheckExact(object)) {  // not a bool
+    int overflow = 0;
+    value.number = static_cast<double>(PyLong_AsLongLongAndOverflow(object, &overflow));
+    return overflow == 0;
+  }
+  return false;
+}
+
+// A call, as far as its arguments go.
+struct Call {
+  std::shared_ptr<const Signature> signature;
+  PyObject* epilogue = nullptr;
+  Values values;
+  uint64_t backend = 0;
+  bool turned = false;
+  bool padded = false;
+};
+
+std::shared_ptr<const Signature> signature_of(PyObject* epilogue) {
+  const auto found = epilogue == nullptr ? state().signatures.end() : state().signatures.find(epilogue);
+  return found == state().signatures.end() ? nullptr : found->second;
+}
+
+// The epilogue that is meant, where it was met before; borrowed.
+PyObject* epilogue_meant(PyObject* given, bool has_bias) {
+  if (given != Py_None && !PyUnicode_CheckExact(given)) return given;
+  PyObject* names = state().named[has_bias].get();
+  return names == nullptr ? nullptr : PyDict_GetItemWithError(names, given);
+}
+
+// The operands in the epilogue's order, after what is in `call.values`.  bias: the layer's, beside the operands given.
+bool read_operands(Call& call, PyObject* given, PyObject* bias) {
+  Py_ssize_t used = 0;
+  for (const Owned& name : call.signature->operands) {
+    const bool own = bias != nullptr && name.get() == bias_name();
+    PyObject* item = own ? bias : given == nullptr ? nullptr : PyDict_GetItemWithError(given, name.get());
+    if (item == nullptr || !read_value(item, call.values.emplace_back())) return false;
+    used += own ? 0 : 1;
+  }
+  const Py_ssize_t count = given == nullptr ? 0 : PyDict_GET_SIZE(given);
+  if (count == used) return true;
+  // bias=None is F.linear's way to say that there is none
+  return count == used + 1 && !call.signature->has_bias && PyDict_GetItemWithError(given, bias_name()) == Py_None;
+}
+
+bool needs_gradients(const Values& values) { return at::GradMode::is_enabled() && needs_of(values) != 0; }
+
+// Under autocast, the matrices in its dtype, as F.linear has them.
+void cast_as_autocast(Call& call) {
+  const auto type = call.values[0].tensor.device().type();
+  if (!at::autocast::is_autocast_enabled(type)) return;
+  const auto dtype = at::autocast::get_autocast_dtype(type);
+  for (size_t place = 0; place < 2; ++place) {
+    at::Tensor& matrix = call.values[place].tensor;
+    const auto own = matrix.scalar_type();
+    if (own == dtype || (own != at::kFloat && own != at::kHalf && own != at::kBFloat16)) continue;
+    matrix = matrix.to(dtype);
+  }
+}
+
+// The outputs of a call; none where Python has to see to it.
+std::optional<std::vector<at::Tensor>> compute(Call& call, Kind plain, Kind recorded) {
+  if (!is_ordinary_thread()) return std::nullopt;
+  if (!are_plain(call.values, call.values[0].tensor.device())) return std::nullopt;
+  const auto backend = forced_backend();
+  if (!backend) return std::nullopt;
+  if (is_product(plain)) cast_as_autocast(call);
+  if (!needs_gradients(call.values)) {
+    const Key key = key_of(plain, call.epilogue, *backend, call.padded, call.values, call.turned);
+    const auto plan = plans().find(key);
+    if (!plan) return std::nullopt;
+    if (call.turned && plan->function == nullptr) call.values[1].tensor = call.values[1].tensor.t();
+    return plan->run(call.values);
+  }
+  const Key key = key_of(recorded, call.epilogue, *backend, call.padded, call.values, call.turned);
+  auto recording = recordings().find(key);
+  if (!recording) return std::nullopt;
+  if (call.turned) call.values[1].tensor = call.values[1].tensor.t();  // what autograd is to see
+  const auto holder = c10::make_intrusive<Holder>(std::move(recording));
+  std::vector<at::Tensor> tensors;
+  holder->values = &call.values;
+  holder->numbers.resize(call.values.size());
+  for (size_t place = 0; place < call.values.size(); ++place) {
+    if (call.values[place].is_tensor()) {
+      holder->tensors.push_back(place);
+      tensors.push_back(call.values[place].tensor);
+    } else {
+      holder->numbers[place] = call.values[place].number;
+    }
+  }
+  const at::TensorList list(tensors);
+  auto outputs = RecordedCall::apply(holder, list);
+  holder->values = nullptr;
+  outputs.resize(holder->recording->visible);
+  return outputs;
+}
+
+// The one output, or all by name; None where Python has to see to it.
+PyObject* as_results(const Call& call, const std::optional<std::vector<at::Tensor>>& outputs) {
+  if (!outputs) Py_RETURN_NONE;
+  ++state().hits;
+  if (outputs->size() == 1) return THPVariable_Wrap((*outputs)[0]);
+  Owned results = checked(PyDict_New());
+  for (size_t place = 0; place < outputs->size(); ++place) {
+    Owned wrapped = wrap((*outputs)[place]);
+    if (PyDict_SetItem(results.get(), call.signature->outputs[place].get(), wrapped.get()) < 0) throw_python_error();
+  }
+  Py_INCREF(results.get());
+  return results.get();
+}
+
+PyObject* compute_product(
+    PyObject* a, PyObject* b, bool turned, PyObject* epilogue, bool padded, PyObject* operands, PyObject* bias) {
+  if (!THPVariable_CheckExact(a) || !THPVariable_CheckExact(b)) Py_RETURN_NONE;
+  Call call;
+  call.epilogue = epilogue;
+  call.signature = signature_of(epilogue);
+  call.turned = turned;
+  call.padded = padded;
+  call.values = {{THPVariable_Unpack(a)}, {THPVariable_Unpack(b)}};
+  if (call.signature == nullptr || (turned && call.values[1].tensor.dim() != 2)) Py_RETURN_NONE;
+  if (!read_operands(call, operands, bias)) {
+    if (PyErr_Occurred()) throw_python_error();
+    Py_RETURN_NONE;
+  }
+  return as_results(call, compute(call, Kind::kProduct, Kind::kRecordedProduct));
+}
+
+bool is_given(PyObject* operands, PyObject* name) {
+  PyObject* value = operands == nullptr ? nullptr : PyDict_GetItemWithError(operands, name);
+  return value != nullptr && value != Py_None;
+}
+
+// product(a, b, turned, epilogue, padded_output, operands)
+PyObject* product(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t /*count*/) {
+  HANDLE_TH_ERRORS
+  PyObject* operands = arguments[5];
+  PyObject* epilogue = epilogue_meant(arguments[3], is_given(operands, bias_name()));
+  return compute_product(
+      arguments[0], arguments[1], arguments[2] == Py_True, epilogue, arguments[4] == Py_True, operands, nullptr);
+  END_HANDLE_TH_ERRORS
+}
+
+// layer(x, parameters, epilogues, padded_output, operands): of a FusedLinear
+PyObject* layer(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t /*count*/) {
+  HANDLE_TH_ERRORS
+  PyObject* weight = PyDict_GetItemString(arguments[1], "weight");
+  PyObject* bias = PyDict_GetItemWithError(arguments[1], bias_name());
+  PyObject* operands = arguments[4];
+  if (weight == nullptr || bias == nullptr || is_given(operands, bias_name())) Py_RETURN_NONE;
+  if (bias == Py_None) bias = nullptr;
+  PyObject* epilogue = PyTuple_GET_ITEM(arguments[2], bias == nullptr ? 1 : 0);
+  return compute_product(arguments[0], weight, true, epilogue, arguments[3] == Py_True, operands, bias);
+  END_HANDLE_TH_ERRORS
+}
+
+// elementwise(x, epilogue, operands)
+PyObject* elementwise(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t /*count*/) {
+  HANDLE_TH_ERRORS
+  PyObject* operands = arguments[2];
+  if (!THPVariable_CheckExact(arguments[0])) Py_RETURN_NONE;
+  Call call;
+  call.epilogue = epilogue_meant(arguments[1], is_given(operands, bias_name()));
+  call.signature = signature_of(call.epilogue);
+  call.values = {{THPVariable_Unpack(arguments[0])}};
+  if (call.signature == nullptr || !read_operands(call, operands, nullptr)) {
+    if (PyErr_Occurred()) throw_python_error();
+    Py_RETURN_NONE;
+  }
+  return as_results(call, compute(call, Kind::kElementwise, Kind::kRecordedElementwise));
+  END_HANDLE_TH_ERRORS
+}
+
+// ---- what Python tells
+
+std::vector<Owned> names_of(PyObject* tuple) {
+  std::vector<Owned> names;
+  for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(tuple); ++place) {
+    PyObject* name = PyTuple_GET_ITEM(tuple, place);
+    Py_INCREF(name);
+    PyUnicode_InternInPlace(&name);
+    names.push_back(Owned::taken(name));
+  }
+  return names;
+}
+
+std::vector<int64_t> integers_of(PyObject* tuple) {
+  std::vector<int64_t> integers;
+  for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(tuple); ++place) {
+    integers.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, place)));
+  }
+  if (PyErr_Occurred()) throw_python_error();
+  return integers;
+}
+
+at::ScalarType dtype_of(PyObject* object) {
+  TORCH_CHECK_TYPE(THPDtype_Check(object), "expected a torch.dtype");
+  return reinterpret_cast<THPDtype*>(object)->scalar_type;
+}
+
+// The call that Python describes by its leading tensors, its epilogue and the values of the operands in order.
+Call call_of(PyObject* leading, PyObject* epilogue, PyObject* operands, bool padded) {
+  Call call;
+  call.epilogue = epilogue;
+  call.padded = padded;
+  for (PyObject* tuple : {leading, operands}) {
+    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(tuple); ++place) {
+      const bool known = read_value(PyTuple_GET_ITEM(tuple, place), call.values.emplace_back());
+      TORCH_CHECK_TYPE(known, "expected tensors and numbers");
+    }
+  }
+  const auto backend = forced_backend();
+  TORCH_CHECK(backend, "the backend that is asked for has no place");
+  call.backend = *backend;
+  return call;
+}
+
+// add_epilogue(epilogue, operand names, output names)
+PyObject* add_epilogue(PyObject* /*self*/, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *epilogue, *operands, *outputs;
+  if (!PyArg_ParseTuple(arguments, "OO!O!", &epilogue, &PyTuple_Type, &operands, &PyTuple_Type, &outputs)) return nullptr;
+  if (state().signatures.size() >= 4096) {
+    const auto dropped = std::move(state().signatures);
+    state().signatures.clear();
+  }
+  auto made = std::make_shared<Signature>();
+  *made = {Owned::of(epilogue), names_of(operands), names_of(outputs)};
+  for (const Owned& name : made->operands) made->has_bias |= name.get() == bias_name();
+  state().signatures.insert_or_assign(epilogue, std::move(made));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// add_name(name or None, has_bias, epilogue)
+PyObject* add_name(PyObject* /*self*/, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *name, *epilogue;
+  int has_bias;
+  if (!PyArg_ParseTuple(arguments, "OpO", &name, &has_bias, &epilogue)) return nullptr;
+  Owned& names = state().named[has_bias];
+  if (!names) names = checked(PyDict_New());
+  if (PyDict_SetItem(names.get(), name, epilogue) < 0) return nullptr;
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// add_plan(leading, epilogue, operands, padded_output, (function, takes_workspace, workspace_bytes, block,
+//          input slots, output slots, dtypes, shape, pitch, like_first), owner)
+PyObject* add_plan(PyObject* /*self*/, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *leading, *epilogue, *operands, *block, *inputs, *outputs, *dtypes, *shape, *owner;
+  int padded, takes_workspace, like_first;
+  unsigned long long function;
+  long long workspace_bytes, pitch;
+  if (!PyArg_ParseTuple(
+          arguments, "O!OO!p(KpLO!O!O!O!O!Lp)O", &PyTuple_Type, &leading, &epilogue, &PyTuple_Type, &operands, &padded,
+          &function, &takes_workspace, &workspace_bytes, &PyBytes_Type, &block, &PyTuple_Type, &inputs, &PyTuple_Type,
+          &outputs, &PyTuple_Type, &dtypes, &PyTuple_Type, &shape, &pitch, &like_first, &owner)) {
+    return nullptr;
+  }
+  const Call call = call_of(leading, epilogue, operands, padded);
+  const auto device = call.values[0].tensor.device();
+  auto& keys = plain_keys(device.type());
+  if (keys.empty()) keys = at::empty({0}, at::TensorOptions().device(device)).key_set();
+  auto plan = std::make_shared<Plan>();
+  plan->function = reinterpret_cast<void*>(function);
+  plan->takes_workspace = takes_workspace;
+  plan->workspace_bytes = workspace_bytes;
+  plan->block.assign(PyBytes_AS_STRING(block), PyBytes_GET_SIZE(block));
+  for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(inputs); ++place) {
+    const auto slot = integers_of(PyTuple_GET_ITEM(inputs, place));
+    plan->inputs.push_back({static_cast<size_t>(slot.at(0)), static_cast<size_t>(slot.at(1))});
+  }
+  for (const int64_t offset : integers_of(outputs)) plan->outputs.push_back(static_cast<size_t>(offset));
+  for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(dtypes); ++place) {
+    plan->dtypes.push_back(dtype_of(PyTuple_GET_ITEM(dtypes, place)));
+  }
+  plan->shape = integers_of(shape);
+  plan->pitch = pitch;
+  plan->like_first = like_first;
+  plan->device = device;
+  plan->owner = Owned::of(owner);
+  TORCH_CHECK(function == 0 || plan->inputs.size() == call.values.size());
+  TORCH_CHECK(plan->outputs.size() == plan->dtypes.size());
+  const Kind kind = PyTuple_GET_SIZE(leading) == 2 ? Kind::kProduct : Kind::kElementwise;
+  plans().insert(key_of(kind, epilogue, call.backend, padded, call.values, false), std::move(plan));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+Target target_of(PyObject* tuple) {
+  PyObject *dims, *sum_dtype, *shape, *dtype;
+  long long input, pass, output;
+  if (!PyArg_ParseTuple(
+          tuple, "LLLO!OO!O", &input, &pass, &output, &PyTuple_Type, &dims, &sum_dtype, &PyTuple_Type, &shape, &dtype)) {
+    throw_python_error();
+  }
+  Target target;
+  target.input = static_cast<size_t>(input);
+  target.pass = pass;
+  target.output = static_cast<size_t>(output);
+  target.dims = integers_of(dims);
+  if (sum_dtype != Py_None) target.sum_dtype = dtype_of(sum_dtype);
+  target.shape = integers_of(shape);
+  target.dtype = dtype_of(dtype);
+  return target;
+}
+
+Pass pass_of(PyObject* tuple) {
+  PyObject *epilogue, *sources;
+  long long start;
+  if (!PyArg_ParseTuple(tuple, "OLO!", &epilogue, &start, &PyTuple_Type, &sources)) throw_python_error();
+  Pass pass;
+  pass.epilogue = Owned::of(epilogue);
+  pass.start = static_cast<size_t>(start);
+  for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(sources); ++place) {
+    const auto words = integers_of(PyTuple_GET_ITEM(sources, place));
+    pass.sources.push_back({static_cast<Source::From>(words.at(0)), static_cast<size_t>(words.at(1))});
+  }
+  return pass;
+}
+
+// add_recording(leading, epilogue, operands, forward epilogue, visible, saved, steps or None, matrices or None, owner)
+//   saved: (is_output, place) each.  steps: (expected, passes, targets).  matrices: (a, b, shape_a, shape_b, turned)
+PyObject* add_recording(PyObject* /*self*/, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *leading, *epilogue, *operands, *forward, *saved, *steps, *matrices, *owner;
+  long long visible;
+  if (!PyArg_ParseTuple(
+          arguments, "O!OO!OLO!OOO", &PyTuple_Type, &leading, &epilogue, &PyTuple_Type, &operands, &forward, &visible,
+          &PyTuple_Type, &saved, &steps, &matrices, &owner)) {
+    return nullptr;
+  }
+  const Call call = call_of(leading, epilogue, operands, false);
+  const bool product = PyTuple_GET_SIZE(leading) == 2;
+  auto recording = std::make_shared<Recording>();
+  const Kind plain = product ? Kind::kProduct : Kind::kElementwise;
+  recording->forward = plans().find(key_of(plain, forward, call.backend, false, call.values, false));
+  if (!recording->forward) Py_RETURN_FALSE;  // a call that goes another way
+  recording->product = product;
+  recording->visible = static_cast<size_t>(visible);
+  for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(saved); ++place) {
+    const auto words = integers_of(PyTuple_GET_ITEM(saved, place));
+    recording->saved.emplace_back(words.at(0) != 0, static_cast<size_t>(words.at(1)));
+  }
+  if (steps != Py_None) {
+    recording->by_steps = true;
+    PyObject *expected, *passes, *targets;
+    if (!PyArg_ParseTuple(
+            steps, "O!O!O!", &PyTuple_Type, &expected, &PyTuple_Type, &passes, &PyTuple_Type, &targets)) {
+      return nullptr;
+    }
+    for (const int64_t one : integers_of(expected)) recording->expected.push_back(one != 0);
+    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(passes); ++place) {
+      recording->passes.push_back(pass_of(PyTuple_GET_ITEM(passes, place)));
+    }
+    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(targets); ++place) {
+      recording->targets.push_back(target_of(PyTuple_GET_ITEM(targets, place)));
+    }
+  }
+  if (matrices != Py_None) {
+    PyObject *shape_a, *shape_b;
+    long long a, b;
+    int turned;
+    if (!PyArg_ParseTuple(matrices, "LLO!O!p", &a, &b, &PyTuple_Type, &shape_a, &PyTuple_Type, &shape_b, &turned)) {
+      return nullptr;
+    }
+    recording->matrices = {a, b, integers_of(shape_a), integers_of(shape_b), turned != 0};
+  }
+  recording->owner = Owned::of(owner);
+  const Kind kind = product ? Kind::kRecordedProduct : Kind::kRecordedElementwise;
+  recordings().insert(key_of(kind, epilogue, call.backend, false, call.values, false), std::move(recording));
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+// configure(context variable, backends, elementwise, product, identity)
+PyObject* configure(PyObject* /*self*/, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *forced, *backends, *compute_elementwise, *compute_product, *identity;
+  if (!PyArg_ParseTuple(
+          arguments, "OO!OOO", &forced, &PyTuple_Type, &backends, &compute_elementwise, &compute_product, &identity)) {
+    return nullptr;
+  }
+  state().forced = Owned::of(forced);
+  state().backends.clear();
+  for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(backends); ++place) {
+    state().backends.push_back(Owned::of(PyTuple_GET_ITEM(backends, place)));
+  }
+  callbacks() = {Owned::of(compute_elementwise), Owned::of(compute_product), Owned::of(identity)};
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* clear(PyObject* /*self*/, PyObject* /*none*/) {
+  HANDLE_TH_ERRORS
+  recordings().clear();
+  plans().clear();
+  const auto signatures = std::move(state().signatures);
+  state().signatures.clear();
+  for (Owned& names : state().named) names = Owned();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// counts() -> (plans, recordings, calls computed here)
+PyObject* counts(PyObject* /*self*/, PyObject* /*none*/) {
+  HANDLE_TH_ERRORS
+  return Py_BuildValue(
+      "nnK", static_cast<Py_ssize_t>(plans().size()), static_cast<Py_ssize_t>(recordings().size()), state().hits);
+  END_HANDLE_TH_ERRORS
+}
+
+PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"product", fast(product), METH_FASTCALL, nullptr},
+    {"layer", fast(layer), METH_FASTCALL, nullptr},
+    {"elementwise", fast(elementwise), METH_FASTCALL, nullptr},
+    {"add_epilogue", add_epilogue, METH_VARARGS, nullptr},
+    {"add_name", add_name, METH_VARARGS, nullptr},
+    {"add_plan", add_plan, METH_VARARGS, nullptr},
+    {"add_recording", add_recording, METH_VARARGS, nullptr},
+    {"configure", configure, METH_VARARGS, nullptr},
+    {"clear", clear, METH_NOARGS, nullptr},
+    {"counts", counts, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "gemm_ops_native", nullptr, -1, methods};
+
+}  // namespace
+}  // namespace gemm_ops
+
+PyMODINIT_FUNC PyInit_gemm_ops_native() { return PyModule_Create(&gemm_ops::definition); }

@@ -19,7 +19,7 @@ The layers, from the user down; each only knows those below it:
 ``dispatch``             one product: bind its tensors, decide on a backend, execute.
 ``two_passes``           a product by cuBLAS, then the epilogue as an elementwise call.
 ``elementwise_call``     one elementwise call, the same.
-``plan``                 what a repeated call reuses.
+``plan``                 what a repeated call reuses; ``native/``: the same in C++, and what autograd records of it.
 ``problem`` ``operands`` ``outputs``   what the tensors are: shapes, layouts, alignments.
 ``addressing/``          how each tensor reaches a kernel: as it is, at its own alignment, or copied first.
 ``kernels/``             families and configurations; a kernel's identity and source.
@@ -32,6 +32,7 @@ The layers, from the user down; each only knows those below it:
 Importing this package needs no GPU, no nvcc and no CUTLASS.
 """
 
+from . import flops  # noqa: F401  for whoever counts operations
 from .adapters import epilogue_last
 from .build.cache import cache_folder
 from .build.compiler import build_kernel, build_kernels

@@ -146,6 +146,8 @@ def watch(layer_class: type[FusedLinear]) -> None:
 
 def _see_registration(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
     """Called by PyTorch for every submodule that any module gets."""
+    if torch.compiler.is_compiling():  # which compiles this call too, of modules that are half made
+        return
     if not isinstance(submodule, nn.Module):
         return
     if name == "base_layer" and _is_of_peft(module):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from epilogues import Epilogue, builders
+from epilogues import Epilogue, EpilogueError, builders
 from epilogues.tree import MAIN_OUTPUT
 
 EpilogueLike = Epilogue | str | None
@@ -39,6 +39,34 @@ def as_epilogue(epilogue: EpilogueLike, has_bias: bool) -> Epilogue:
     elif callable(epilogue):
         hint = "; decorate the function with @epilogues.epilogue"
     raise TypeError(f"epilogue should be an Epilogue, a name or None, got {type(epilogue).__name__}{hint}")
+
+
+def epilogue_of_call(epilogue: EpilogueLike, operands: Mapping[str, Tensor | float]) -> Epilogue:
+    """The epilogue that a call with these operands means.
+
+    Raises:
+        EpilogueError: an activation of that name is not known, or an operand is given that none by name has.
+        TypeError: for anything that is no epilogue.
+    """
+    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    if not isinstance(epilogue, Epilogue):
+        check_named_operands(epilogue, operands)
+    return chosen
+
+
+def check_named_operands(name: str | None, operands: Mapping[str, Tensor | float]) -> None:
+    """Refuses operands that an epilogue given by its name, or as None, cannot have.
+
+    Raises:
+        EpilogueError: naming them.
+    """
+    unknown = ", ".join(key for key in operands if key != "bias")
+    if unknown:
+        given = "without an epilogue" if name is None else f"with the epilogue {name!r}"
+        raise EpilogueError(
+            f"operand {unknown} is unknown: {given} there is no operand but bias; for others declare an epilogue, with "
+            "@epilogues.epilogue or a builder"
+        )
 
 
 def without_absent_bias(epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:

@@ -19,7 +19,7 @@ from epilogues.compiling import untraced
 
 from . import native
 from .addressing.views import has_memory
-from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
+from .arguments import EpilogueLike, Outputs, epilogue_of_call, results_of, without_absent_bias
 from .dispatch import Decision
 from .errors import ProblemError
 from .gradients import product_needs
@@ -50,9 +50,10 @@ def matmul(
         out: where to write: a tensor of the result's shape, with any strides, or one for each output by name.
         padded_output: whether new outputs are views of rows that begin at multiples of 16 bytes, so that the next
             GEMM reads them as they are, whatever N is.
-        operands: the epilogue's operands.  Rows are (N,), columns (M,) or a's leading dimensions, matrices have
-            the result's shape, scalars are numbers or 1-element tensors; all tensors on a's device.  Over batch
-            dimensions they broadcast as in PyTorch: rows (..., 1, N), columns (..., M, 1), matrices (..., M, N).
+        operands: the epilogue's operands.  Rows are (N,), columns (M,) of a 2-d a, else a's leading dimensions,
+            matrices have the result's shape, scalars are numbers or 1-element tensors; all tensors on a's device.
+            Over batch dimensions they broadcast as in PyTorch: rows (..., 1, N), columns (..., M, 1), matrices
+            (..., M, N).
 
     Returns:
         A tensor of shape (..., M, N), as ``torch.matmul`` has it, in the epilogue's output dtype (a's where it
@@ -86,7 +87,7 @@ def _compute(
         return _transformed(a, b, epilogue, out, operands, padded_output)
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return _traced(a, b, epilogue, out, operands, padded_output)
-    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    chosen = epilogue_of_call(epilogue, operands)
     if not isinstance(epilogue, Epilogue):
         native.remember_name(epilogue, operands.get("bias") is not None, chosen)
     given = without_absent_bias(chosen, operands)
@@ -109,7 +110,7 @@ def _transformed(
     padded_output: bool,
 ) -> Outputs:
     """The call operation by operation."""
-    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    chosen = epilogue_of_call(epilogue, operands)
     given = without_absent_bias(chosen, operands)
     return results_of(multiply_by_operations(a, b, chosen, given, out, padded_output))
 
@@ -160,7 +161,8 @@ def linear(
         >>> y = linear(x, layer.weight, "gelu", bias=layer.bias)
 
     Args:
-        x: (..., K), any number of leading dimensions; their product is the M that operands refer to.
+        x: (..., K), any number of leading dimensions.  Columns have these too, (..., 1) or as they broadcast to it;
+            of a 2-d x they are (M,).
         weight: (N, K).
 
     Everything else is as in :func:`matmul`.
@@ -194,7 +196,7 @@ def backend_for(
     >>> decision.routes
     ('a: copied into padded rows first, as its leading dimension of 4093 elements is not a multiple of 16 bytes', ...)
     """
-    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    chosen = epilogue_of_call(epilogue, operands)
     given = without_absent_bias(chosen, operands)
     return decide_product(a, b, chosen, given, out, padded_output)
 

@@ -220,7 +220,9 @@ class Pass:
             # an fp64 call whose output is not: the rest of the backward is fp64
             start = start.to(wide) if wide == torch.float64 else start
             epilogue, outputs = self.epilogue_of_pass(place, operands)
-            values = compute(start, epilogue, given)
+            values: dict[str | None, Tensor] = {None: start}
+            if epilogue is not None:
+                values.update(compute(start, epilogue, {name: given[name] for name in epilogue.operands}))
             for gradient in one.gradients:
                 raw = values[outputs[gradient.target]]
                 if gradient.target == ACCUMULATOR:
@@ -259,8 +261,13 @@ class Pass:
         with_x = Epilogue.from_tree(replace(tree, outputs=outputs), self.forward.name)
         return derivative(with_x, self.needs, outputs=self.outputs, dtype=short, store=False), name
 
-    def epilogue_of_pass(self, place: int, operands: Mapping[str, Look | float]) -> tuple[Epilogue, dict[str, str]]:
+    def epilogue_of_pass(
+        self, place: int, operands: Mapping[str, Look | float]
+    ) -> tuple[Epilogue | None, dict[str, str | None]]:
         """A pass's epilogue with each output in the dtype of what it is the gradient of, and each target's output.
+
+        What comes in is not written out again: the output of a target whose gradient, or whose terms, are the incoming
+        gradient is None, and so is the epilogue where there are no others.
 
         What is to be summed shares an output only if that has the dtype of what it is the gradient of: a bias in fp32
         beside an x in 16 bits gets terms of its own, in fp32.
@@ -268,7 +275,7 @@ class Pass:
         one = self.backward[0].passes[place]
         looks = [None if gradient.target == ACCUMULATOR else operands[gradient.target] for gradient in one.gradients]
         dtypes = tuple(look.dtype if isinstance(look, Look) else self.dtype for look in looks)
-        known: dict[Any, tuple[Epilogue, dict[str, str]]] = self._epilogues  # type: ignore[attr-defined]
+        known: dict[Any, tuple[Epilogue | None, dict[str, str | None]]] = self._epilogues  # type: ignore[attr-defined]
         if (place, dtypes) not in known:
             kinds = {
                 gradient.target: (gradient.output, _short(dtype), gradient.over == ())
@@ -288,7 +295,7 @@ def find_pass(
 
 def _stored_as(
     epilogue: Epilogue, kinds: tuple[tuple[str, tuple[str, str | None, bool]], ...], double: bool
-) -> tuple[Epilogue, dict[str, str]]:
+) -> tuple[Epilogue | None, dict[str, str | None]]:
     """An epilogue of a backward with dtypes for its outputs; see :meth:`Pass.epilogue_of_pass`.
 
     Args:
@@ -296,9 +303,12 @@ def _stored_as(
         double: whether all outputs are fp64.
     """
     stores: list[Store] = []
-    outputs: dict[str, str] = {}
+    outputs: dict[str, str | None] = {}
     for store in epilogue.tree.outputs:
         found = [(target, dtype, final) for target, (output, dtype, final) in kinds if output == store.name]
+        if isinstance(store.value, Accumulator):
+            outputs |= {target: None for target, _, _ in found}
+            continue
         wanted = {dtype for _, dtype, final in found if final}
         chosen = store.dtype or ("f32" if len(wanted) > 1 else next(iter(wanted), "f32"))
         stores.append(replace(store, dtype=None if double else chosen))
@@ -308,7 +318,8 @@ def _stored_as(
             name = free_name("terms", {*epilogue.operands, *epilogue.outputs, *(other.name for other in stores)})
             stores.append(Store(name, store.value, "f32"))
             outputs |= dict.fromkeys(apart, name)
-    return Epilogue.from_tree(replace(epilogue.tree, outputs=tuple(stores)), epilogue.name), outputs
+    tree = replace(epilogue.tree, outputs=tuple(stores)) if stores else None
+    return None if tree is None else Epilogue.from_tree(tree, epilogue.name), outputs
 
 
 def _short(dtype: torch.dtype) -> str | None:

@@ -41,7 +41,7 @@ from epilogues.gradients.backward import ACCUMULATOR
 from epilogues.tree import MAIN_OUTPUT, EpilogueTree
 
 from .addressing.views import pitch_of
-from .arguments import EpilogueLike, as_epilogue, outputs_by_name
+from .arguments import EpilogueLike, as_epilogue, check_named_operands, outputs_by_name
 from .autocast import without_autocast
 from .elementwise_call import run_elementwise
 from .errors import ProblemError
@@ -72,6 +72,7 @@ def describe(
     if isinstance(epilogue, Epilogue):
         text, names, outputs = epilogue.text, tuple(epilogue.operands), epilogue.outputs
     else:
+        check_named_operands(epilogue, operands)
         has_bias = operands.get("bias") is not None
         text = f"{'bias_activation' if has_bias else 'activation'} {epilogue or ''}"
         names, outputs = ("bias",) if has_bias else (), (MAIN_OUTPUT,)
@@ -197,14 +198,15 @@ def _keep_names(ctx: Any, epilogue: Epilogue, numbers: Sequence[float], given: s
 
 
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    found = gradients(ctx, kept(ctx), grads, _compute)
+    found = gradients(ctx, kept(ctx), grads, compute_in_graph)
     return found.get(ACCUMULATOR), [found.get(name) for name in ctx.tensor_names], ctx.of_numbers, None, None
 
 
 torch.library.register_autograd("gemm_ops::apply", _backward, setup_context=_setup_context, lib=_LIBRARY)
 
 
-def _compute(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+def compute_in_graph(x: Tensor, epilogue: Epilogue, operands: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """The outputs of an epilogue over x by name, as an operator that is recorded."""
     found = torch.ops.gemm_ops.apply(x, *flatten(epilogue.text, tuple(epilogue.operands), operands))
     return dict(zip(epilogue.outputs, found, strict=True))
 
@@ -285,14 +287,15 @@ def _setup_matmul(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
     _keep_names(ctx, epilogue, numbers, given)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def product_in_graph(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two matrices by a fused kernel, as an operator."""
     identity = builders.identity()
     found: list[Tensor] = torch.ops.gemm_ops.matmul_inference(a, b, *flatten(identity.text, (), {}), False)
     return found[0]
 
 
 def _backward_matmul(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    grad_a, grad_b, found = product_gradients(ctx, grads, _compute, _product)
+    grad_a, grad_b, found = product_gradients(ctx, grads, compute_in_graph, product_in_graph)
     of_operands = [found.get(name) for name in ctx.tensor_names]
     return grad_a, grad_b, of_operands, ctx.of_numbers, None, None, None, None
 

@@ -101,8 +101,18 @@ class _Apply(torch.autograd.Function):
 
 def _finish(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """The gradients of x and of the tensors among the operands."""
-    found = gradients(ctx, kept(ctx), grads, compute_recorded)
+    compute, _ = _backward_computes()
+    found = gradients(ctx, kept(ctx), grads, compute)
     return found.get(ACCUMULATOR), *(found.get(name) for name in ctx.tensor_names)
+
+
+def _backward_computes() -> tuple[Compute, Product]:
+    """What the steps of a backward go through: directly, or as operators where compiled autograd traces it."""
+    if torch.compiler.is_compiling():
+        from .operators import compute_in_graph, product_in_graph  # which are made of what is here
+
+        return compute_in_graph, product_in_graph
+    return compute_recorded, _product
 
 
 def multiply_recorded(
@@ -141,7 +151,7 @@ class _Multiply(torch.autograd.Function):
 
 def _finish_product(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """The gradients of a, of b and of the tensors among the operands."""
-    grad_a, grad_b, found = product_gradients(ctx, grads, compute_recorded, _product)
+    grad_a, grad_b, found = product_gradients(ctx, grads, *_backward_computes())
     return grad_a, grad_b, *(found.get(name) for name in ctx.tensor_names)
 
 

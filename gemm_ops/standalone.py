@@ -24,7 +24,7 @@ from epilogues.compiling import untraced
 
 from . import native
 from .addressing.views import has_memory
-from .arguments import EpilogueLike, Outputs, as_epilogue, results_of, without_absent_bias
+from .arguments import EpilogueLike, Outputs, epilogue_of_call, results_of, without_absent_bias
 from .elementwise_call import bind_elementwise, compute_by_operations, run_elementwise
 from .forcing import require_no_kernel
 from .gradients import needs_of
@@ -77,7 +77,7 @@ def apply(
         return _traced(x, epilogue, out, operands)
     if transformed:
         return _transformed(x, epilogue, out, operands)
-    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    chosen = epilogue_of_call(epilogue, operands)
     if not isinstance(epilogue, Epilogue):
         native.remember_name(epilogue, operands.get("bias") is not None, chosen)
     given = without_absent_bias(chosen, operands)
@@ -95,7 +95,7 @@ def _transformed(
     x: Tensor, epilogue: EpilogueLike, out: Tensor | Mapping[str, Tensor] | None, operands: Mapping[str, Tensor | float]
 ) -> Outputs:
     """The call operation by operation."""
-    chosen = as_epilogue(epilogue, operands.get("bias") is not None)
+    chosen = epilogue_of_call(epilogue, operands)
     call = bind_elementwise(x, chosen, without_absent_bias(chosen, operands), out)
     require_no_kernel(TRANSFORMED)
     return results_of(compute_by_operations(call))

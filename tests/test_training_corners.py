@@ -1,4 +1,4 @@
-"""Gradients at the corners: extents of 0, and results that are changed in place."""
+"""Gradients at the corners: extents of 0, results that are changed in place, and gradients that are what came in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gemm_ops import FusedLinear, linear, matmul
+import epilogues as ep
+from gemm_ops import FusedLinear, linear, matmul, recording
 
 pytestmark = pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
 
@@ -102,3 +103,36 @@ def test_a_padded_result_may_be_changed_in_place(
             assert result.stride(-2) == (8 if padded else n)
         found.append((result, *torch.autograd.grad(result.square().sum(), (x, weight, bias))))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "written"),
+    [
+        (ep.builders.bias_activation(None), []),
+        (ep.builders.residual(), []),
+        (ep.builders.residual("gelu"), [1]),  # the residual's gradient is what comes in
+        (ep.builders.bias_activation("gelu"), [1]),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_what_comes_in_is_not_written_again(
+    epilogue: ep.Epilogue, written: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outputs of each elementwise pass of a backward."""
+    found: list[int] = []
+    compute = recording.run_elementwise
+
+    def watched(x: Tensor, passed: ep.Epilogue, *arguments: object) -> dict[str, Tensor]:
+        found.append(len(passed.outputs))
+        return compute(x, passed, *arguments)
+
+    monkeypatch.setattr(recording, "run_elementwise", watched)
+    x, weight, bias, residual = leaf(4, 7), leaf(5, 7), leaf(5), leaf(4, 5)
+    operands = {name: {"bias": bias, "residual": residual}[name] for name in epilogue.operands}
+    inputs = [x, weight, *operands.values()]
+    result = linear(x, weight, epilogue, **operands)
+    grads = torch.autograd.grad(result.square().sum(), inputs)
+    assert found == written
+    reference = epilogue.reference(x @ weight.t(), **operands)
+    for one, other in zip(grads, torch.autograd.grad(reference.square().sum(), inputs), strict=True):
+        torch.testing.assert_close(one, other)

@@ -17,7 +17,8 @@ Layers
 Contract
 --------
 * Everything is decided in Python, at the first call of its kind; here is only repeated what was decided.  A call that
-  is not exactly of a known kind, or that anything looks on (functorch, dispatch modes, tracing, subclasses, forward-mode differentiation), gives None, and Python computes it.
+  is not exactly of a known kind, or that anything looks on (functorch, dispatch modes, tracing, subclasses,
+  forward-mode derivatives), gives None, and Python computes it.
 * So results are those of the Python path to the bit, and gradients too.
 * The module is built in the background when the first plan is made, some 20 s with the machine's C++ compiler, and kept
   in the cache of kernels; until then, and where it cannot be built, which is said once, calls go through Python.

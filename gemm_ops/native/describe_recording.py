@@ -21,7 +21,6 @@ from torch import Tensor
 from epilogues import Epilogue
 from epilogues.dtypes import torch_dtype
 from epilogues.gradients.backward import ACCUMULATOR
-from epilogues.tree import EpilogueTree
 
 from ..gradients import Look, Pass
 
@@ -126,17 +125,19 @@ def _steps(node: Any, inputs: Mapping[str, int], kept: Mapping[tuple[str, str], 
     for place, one in enumerate(backward.passes):
         epilogue, stored = whole.epilogue_of_pass(place, node.operand_looks)
         found = {source.operand: source for source in one.sources}
-        sources = tuple(_source(found[name], name_of_x, node, inputs, kept) for name in epilogue.operands)
+        names = () if epilogue is None else tuple(epilogue.operands)
+        sources = tuple(_source(found[name], name_of_x, node, inputs, kept) for name in names)
         passes.append((epilogue, outputs.index(one.gradient_of), sources))
         for gradient in one.gradients:
-            output = epilogue.outputs.index(stored[gradient.target])
+            name = stored[gradient.target]
+            output = -1 if epilogue is None or name is None else epilogue.outputs.index(name)
             shape = tuple(node.x_look.shape)
             if gradient.target == ACCUMULATOR:
                 targets.append((0, place, output, (), None, shape, node.x_look.dtype))
                 continue
             look = node.operand_looks[gradient.target]
             dims = gradient.dims(look.shape, shape)
-            terms = EpilogueTree.output_dtype(epilogue.tree.outputs[output], "")
+            terms = "" if epilogue is None or output < 0 else str(epilogue.tree.outputs[output].dtype or "")
             dtype = torch_dtype(terms) if terms else node.output_dtypes[one.gradient_of]
             # as epilogues.gradients.backward.Gradient.summed
             same = dtype == look.dtype and dtype.itemsize == 2

@@ -135,25 +135,15 @@ std::optional<std::vector<at::Tensor>> compute(Call& call, Kind plain, Kind reco
     return plan->run(call.values);
   }
   const Key key = key_of(recorded, call.epilogue, *backend, call.padded, call.values, call.turned);
-  auto recording = recordings().find(key);
-  if (!recording) return std::nullopt;
+  const auto kept = recordings().find(key);
+  if (!kept) return std::nullopt;
   if (call.turned) call.values[1].tensor = call.values[1].tensor.t();  // what autograd is to see
-  const auto holder = c10::make_intrusive<Holder>(std::move(recording));
   std::vector<at::Tensor> tensors;
-  holder->values = &call.values;
-  holder->numbers.resize(call.values.size());
-  for (size_t place = 0; place < call.values.size(); ++place) {
-    if (call.values[place].is_tensor()) {
-      holder->tensors.push_back(place);
-      tensors.push_back(call.values[place].tensor);
-    } else {
-      holder->numbers[place] = call.values[place].number;
-    }
-  }
+  for (const size_t place : kept->recording->tensors) tensors.push_back(call.values[place].tensor);
   const at::TensorList list(tensors);
-  auto outputs = RecordedCall::apply(holder, list);
-  holder->values = nullptr;
-  outputs.resize(holder->recording->visible);
+  const Recorded arguments{*kept, call.values};
+  auto outputs = RecordedCall::apply(&arguments, list);
+  outputs.resize(kept->recording->visible);
   return outputs;
 }
 
@@ -361,7 +351,7 @@ Target target_of(PyObject* tuple) {
   Target target;
   target.input = static_cast<size_t>(input);
   target.pass = pass;
-  target.output = static_cast<size_t>(output);
+  target.output = output;
   target.dims = integers_of(dims);
   if (sum_dtype != Py_None) target.sum_dtype = dtype_of(sum_dtype);
   target.shape = integers_of(shape);
@@ -374,7 +364,7 @@ Pass pass_of(PyObject* tuple) {
   long long start;
   if (!PyArg_ParseTuple(tuple, "OLO!", &epilogue, &start, &PyTuple_Type, &sources)) throw_python_error();
   Pass pass;
-  pass.epilogue = Owned::of(epilogue);
+  if (epilogue != Py_None) pass.epilogue = Owned::of(epilogue);
   pass.start = static_cast<size_t>(start);
   for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(sources); ++place) {
     const auto words = integers_of(PyTuple_GET_ITEM(sources, place));
@@ -402,6 +392,9 @@ PyObject* add_recording(PyObject* /*self*/, PyObject* arguments) {
   if (!recording->forward) Py_RETURN_FALSE;  // a call that goes another way
   recording->product = product;
   recording->visible = static_cast<size_t>(visible);
+  for (size_t place = 0; place < call.values.size(); ++place) {
+    if (call.values[place].is_tensor()) recording->tensors.push_back(place);
+  }
   for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(saved); ++place) {
     const auto words = integers_of(PyTuple_GET_ITEM(saved, place));
     recording->saved.emplace_back(words.at(0) != 0, static_cast<size_t>(words.at(1)));
@@ -432,7 +425,8 @@ PyObject* add_recording(PyObject* /*self*/, PyObject* arguments) {
   }
   recording->owner = Owned::of(owner);
   const Kind kind = product ? Kind::kRecordedProduct : Kind::kRecordedElementwise;
-  recordings().insert(key_of(kind, epilogue, call.backend, false, call.values, false), std::move(recording));
+  const Key key = key_of(kind, epilogue, call.backend, false, call.values, false);
+  recordings().insert(key, std::make_shared<const Kept>(std::move(recording)));
   Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
 }

@@ -1,6 +1,6 @@
 // Calls that autograd records: a node of PyTorch's graph whose backward needs no Python.
 //
-//   outputs = RecordedCall::apply(&holder, tensors);
+//   outputs = RecordedCall::apply(&recorded, tensors);
 //
 // A Recording is what gemm_ops.recording found out at the first call of its kind: what the forward stores, what of it
 // is kept, and the steps of the backward with every extent and dtype known.  Whatever is not as it was then (a gradient
@@ -8,7 +8,6 @@
 #pragma once
 
 #include <ATen/autocast_mode.h>
-#include <torch/custom_class.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "plan.h"
@@ -47,7 +46,7 @@ struct Source {
   size_t place = 0;  // of the gradient, of the saved tensor, or of the input that is a number
 };
 
-// An elementwise epilogue over the gradient of an output.
+// An elementwise epilogue over the gradient of an output; without one, that gradient is all that is wanted.
 struct Pass {
   Owned epilogue;
   size_t start = 0;
@@ -58,7 +57,7 @@ struct Pass {
 struct Target {
   size_t input = 0;
   int64_t pass = -1;
-  size_t output = 0;
+  int64_t output = -1;  // -1: the gradient that the pass begins with
   std::vector<int64_t> dims;  // to sum over
   std::optional<at::ScalarType> sum_dtype;
   std::vector<int64_t> shape;
@@ -76,6 +75,7 @@ struct Recording {
   bool product = false;
   size_t visible = 1;                                // outputs that the caller sees
   std::vector<std::pair<bool, size_t>> saved;        // (whether it is an output, which)
+  std::vector<size_t> tensors;                       // which inputs are tensors; the others are numbers
   bool by_steps = false;                             // whether the backward is the steps below
   std::vector<bool> expected;                        // which outputs' gradients they want
   std::vector<Pass> passes;
@@ -84,12 +84,23 @@ struct Recording {
   Owned owner;  // owner.backward(gradients, saved, numbers) -> gradients of the tensors among the inputs
 };
 
-struct Holder : torch::CustomClassHolder {
-  explicit Holder(std::shared_ptr<const Recording> given) : recording(std::move(given)) {}
+// A recording, and a tensor that keeps it: of what nodes save, compiled autograd takes tensors and numbers.
+struct Kept {
   std::shared_ptr<const Recording> recording;
-  const Values* values = nullptr;  // of the forward, while it runs
-  std::vector<size_t> tensors;     // which inputs are tensors
-  std::vector<double> numbers;     // the others' values, by input: they may change from call to call
+  at::Tensor keeper;
+
+  explicit Kept(std::shared_ptr<const Recording> made) : recording(std::move(made)) {
+    auto* owned = new std::shared_ptr<const Recording>(recording);
+    keeper = at::from_blob(owned, {0}, [](void* pointer) {
+      delete static_cast<std::shared_ptr<const Recording>*>(pointer);
+    }, at::TensorOptions().dtype(at::kByte));
+  }
+};
+
+// The arguments of one recorded call; for as long as its forward runs.
+struct Recorded {
+  const Kept& kept;
+  const Values& values;
 };
 
 inline std::vector<at::Tensor> run_elementwise(const Pass& pass, const Values& values) {
@@ -156,9 +167,9 @@ inline at::Tensor finished(const Target& target, const at::Tensor& terms) {
 class RecordedCall : public torch::autograd::Function<RecordedCall> {
  public:
   static torch::autograd::variable_list forward(
-      torch::autograd::AutogradContext* context, const c10::intrusive_ptr<Holder>& holder, at::TensorList /*tensors*/) {
-    const Recording& recording = *holder->recording;
-    const Values& values = *holder->values;
+      torch::autograd::AutogradContext* context, const Recorded* call, at::TensorList /*tensors*/) {
+    const Recording& recording = *call->kept.recording;
+    const Values& values = call->values;
     auto outputs = recording.forward->run(values);
     torch::autograd::variable_list kept;
     kept.reserve(recording.saved.size());
@@ -167,33 +178,42 @@ class RecordedCall : public torch::autograd::Function<RecordedCall> {
     }
     context->save_for_backward(std::move(kept));
     context->set_materialize_grads(false);
-    context->saved_data["call"] = c10::IValue::make_capsule(holder);
+    context->saved_data["recording"] = reinterpret_cast<int64_t>(&recording);
+    context->saved_data["keeper"] = call->kept.keeper;
+    if (recording.tensors.size() < values.size()) {  // numbers may change from call to call
+      std::vector<double> numbers;
+      for (const Value& value : values) numbers.push_back(value.number);
+      context->saved_data["numbers"] = numbers;
+    }
     return outputs;
   }
 
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
-    const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["call"].toCapsule());
-    const Recording& recording = *holder->recording;
+    const auto& recording = *reinterpret_cast<const Recording*>(context->saved_data["recording"].toInt());
+    const at::Tensor keeper = context->saved_data["keeper"].toTensor();
+    std::vector<double> numbers;
+    if (const auto found = context->saved_data.find("numbers"); found != context->saved_data.end()) {
+      numbers = found->second.toDoubleVector();
+    }
     const auto saved = context->get_saved_variables();
     torch::autograd::variable_list found;
     if (goes_by_steps(recording, gradients, saved)) {
       // the tensors have the dtypes that autocast gave them
       const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
-      found = by_steps(context, *holder, gradients, saved);
+      found = by_steps(context, recording, gradients, saved, numbers);
     } else {
       WithGil gil;
       Owned given = wrap_all(gradients), kept = wrap_all(saved);
-      Owned numbers = checked(PyTuple_New(static_cast<Py_ssize_t>(holder->numbers.size())));
-      for (size_t place = 0; place < holder->numbers.size(); ++place) {
-        PyTuple_SET_ITEM(
-            numbers.get(), static_cast<Py_ssize_t>(place), PyFloat_FromDouble(holder->numbers[place]));
+      Owned values = checked(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+      for (size_t place = 0; place < numbers.size(); ++place) {
+        PyTuple_SET_ITEM(values.get(), static_cast<Py_ssize_t>(place), PyFloat_FromDouble(numbers[place]));
       }
       Owned results = checked(PyObject_CallMethod(
-          recording.owner.get(), "backward", "OOO", given.get(), kept.get(), numbers.get()));
+          recording.owner.get(), "backward", "OOO", given.get(), kept.get(), values.get()));
       found = unwrap_all(results.get());
     }
-    found.insert(found.begin(), at::Tensor());  // of the holder
+    found.insert(found.begin(), at::Tensor());  // of the call
     return found;
   }
 
@@ -215,9 +235,9 @@ class RecordedCall : public torch::autograd::Function<RecordedCall> {
   }
 
   static torch::autograd::variable_list by_steps(
-      torch::autograd::AutogradContext* context, const Holder& holder, const torch::autograd::variable_list& gradients,
-      const torch::autograd::variable_list& saved) {
-    const Recording& recording = *holder.recording;
+      torch::autograd::AutogradContext* context, const Recording& recording,
+      const torch::autograd::variable_list& gradients, const torch::autograd::variable_list& saved,
+      const std::vector<double>& numbers) {
     std::vector<std::vector<at::Tensor>> results;
     for (const Pass& pass : recording.passes) {
       Values values{{gradients[pass.start]}};
@@ -225,18 +245,20 @@ class RecordedCall : public torch::autograd::Function<RecordedCall> {
         switch (source.from) {
           case Source::From::kGradient: values.push_back({gradients[source.place]}); break;
           case Source::From::kSaved: values.push_back({saved[source.place]}); break;
-          case Source::From::kNumber: values.push_back({{}, holder.numbers[source.place]}); break;
+          case Source::From::kNumber: values.push_back({{}, numbers[source.place]}); break;
         }
       }
-      results.push_back(run_elementwise(pass, values));
+      results.push_back(pass.epilogue ? run_elementwise(pass, values) : std::vector<at::Tensor>());
     }
-    std::vector<at::Tensor> of_inputs(holder.tensors.empty() ? 0 : holder.tensors.back() + 1);
+    std::vector<at::Tensor> of_inputs(recording.tensors.back() + 1);
     at::Tensor product;
     for (const Target& target : recording.targets) {
       const bool is_product = recording.product && target.input == 0;
       at::Tensor value = target.pass < 0
           ? at::zeros(target.shape, at::TensorOptions().dtype(target.dtype).device(recording.forward->device))
-          : finished(target, results[target.pass][target.output]);
+          : finished(
+                target, target.output < 0 ? gradients[recording.passes[target.pass].start]
+                                          : results[target.pass][target.output]);
       (is_product ? product : of_inputs[target.input]) = std::move(value);
     }
     if (recording.product && product.defined()) {
@@ -249,13 +271,13 @@ class RecordedCall : public torch::autograd::Function<RecordedCall> {
       }
     }
     torch::autograd::variable_list found;
-    for (const size_t input : holder.tensors) found.push_back(of_inputs[input]);
+    for (const size_t input : recording.tensors) found.push_back(of_inputs[input]);
     return found;
   }
 };
 
-inline Table<Recording>& recordings() {
-  static auto* table = new Table<Recording>();
+inline Table<Kept>& recordings() {
+  static auto* table = new Table<Kept>();
   return *table;
 }
 

@@ -40,6 +40,7 @@ from epilogues.dtypes import torch_dtype
 from epilogues.gradients.backward import ACCUMULATOR
 from epilogues.tree import MAIN_OUTPUT, EpilogueTree
 
+from . import native
 from .addressing.views import pitch_of
 from .arguments import EpilogueLike, as_epilogue, check_named_operands, outputs_by_name
 from .autocast import without_autocast
@@ -49,7 +50,7 @@ from .gradients import find_pass, gradients, keep, kept, needs_of, product_needs
 from .operands import bind_operands
 from .problem import read_problem, read_tensor
 from .product_call import multiply
-from .recording import keep_product, product_gradients
+from .recording import compute_recorded, keep_product, multiply_fused, product_gradients
 
 _LIBRARY = torch.library.Library("gemm_ops", "DEF")
 _OPERANDS = "Tensor[] operands, float[] numbers, str given, str epilogue"
@@ -164,6 +165,7 @@ def _unflatten(
 @torch.library.impl(_LIBRARY, "apply", "CompositeExplicitAutograd")
 def _apply(x: Tensor, operands: list[Tensor], numbers: list[float], given: str, epilogue: str) -> list[Tensor]:
     chosen = epilogue_of(epilogue)
+    native.remember_text(epilogue, "", x.dtype, chosen)
     with torch.no_grad():  # what autograd is to know, it knows by now
         results = run_elementwise(x, chosen, _unflatten(chosen, operands, numbers, given))
     return [results[name] for name in chosen.outputs]
@@ -238,6 +240,8 @@ def _call_of_matmul(
 @torch.library.impl(_LIBRARY, "matmul", "CompositeExplicitAutograd")
 def _matmul(a: Tensor, b: Tensor, *arguments: Any) -> list[Tensor]:
     forward, operands, padded_output = _call_of_matmul(a.dtype, *arguments)
+    *_, text, needs, _ = arguments
+    native.remember_text(text, needs, a.dtype, forward)
     with torch.no_grad(), without_autocast(a.device.type):
         results = multiply(a, b, forward, operands, None, padded_output)
     return [results[name] for name in forward.outputs]
@@ -301,3 +305,17 @@ def _backward_matmul(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
 
 
 torch.library.register_autograd("gemm_ops::matmul", _backward_matmul, setup_context=_setup_matmul, lib=_LIBRARY)
+
+
+def _native_apply(leading: tuple[Tensor, ...], *arguments: Any) -> tuple[Tensor, ...]:
+    operands, numbers, given, text, _needs, _padded = arguments
+    (x,) = leading
+    return tuple(_apply(x, list(operands), list(numbers), given, text))
+
+
+def _native_matmul(leading: tuple[Tensor, ...], *arguments: Any) -> tuple[Tensor, ...]:
+    operands, numbers, *others = arguments
+    return tuple(_matmul(*leading, list(operands), list(numbers), *others))
+
+
+native.set_callbacks(compute_recorded, multiply_fused, (_native_apply, _native_matmul))

@@ -112,7 +112,7 @@ def _backward_computes() -> tuple[Compute, Product]:
         from .operators import compute_in_graph, product_in_graph  # which are made of what is here
 
         return compute_in_graph, product_in_graph
-    return compute_recorded, _product
+    return compute_recorded, multiply_fused
 
 
 def multiply_recorded(
@@ -162,11 +162,9 @@ def _no_view(tensor: Tensor) -> Tensor:
     return tensor.new_empty(0).set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def multiply_fused(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two matrices by a fused kernel."""
     return multiply(a, b, builders.identity(), {})[MAIN_OUTPUT]
-
-
-native.set_callbacks(compute_recorded, _product)
 
 
 def keep_product(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -271,6 +272,11 @@ def test_hooks_on_saved_tensors(fake_kernels: Any) -> None:
     assert all(map(torch.equal, through_checkpoint(), expected))
 
 
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
 class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -410,6 +416,52 @@ def test_compiled_code_is_traced(fake_kernels: Any) -> None:
     expected = layer(x)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     assert torch.equal(compiled(x), expected)
+
+
+@pytest.fixture
+def operators(fake_kernels: Any) -> Iterator[Any]:
+    """The module, with the operators of graphs computed by it on the CPU too."""
+    fake_kernels.register_operators("CPU")
+    yield fake_kernels
+    fake_kernels.forget_operators("CPU")
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("no bias", "an integer")])
+def test_operators_of_graphs(name: str, operators: Any) -> None:
+    """In a graph, with inductor's and the partitioner's part left out: the operators as they come."""
+    function, leading, epilogue, _, keywords = calls()[name]
+
+    def run(*leading: Tensor, **operands: Any) -> Any:
+        return function(*leading, epilogue, **operands, **keywords)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    given = calls()[name][3]
+    with torch.no_grad():
+        compiled(*leading, **given)  # traced, and the plan is made
+        expected = run(*leading, **given)
+        with computed_natively(operators):
+            found = compiled(*leading, **given)
+    assert_same(outputs_of(found), outputs_of(expected))
+
+
+def test_compiled_training(operators: Any) -> None:
+    layer = FusedLinear(16, 8, epilogue="gelu", dtype=BF16)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = random(6, 16)
+
+    def gradients(call: Any) -> list[Tensor]:
+        layer.zero_grad()
+        call(x).float().sum().backward()
+        assert layer.weight.grad is not None and layer.bias.grad is not None
+        return [layer.weight.grad.clone(), layer.bias.grad.clone()]
+
+    gradients(compiled)
+    expected = gradients(layer)
+    with computed_natively(operators, 2):  # the product, and the backward's pass
+        found = gradients(compiled)
+    assert all(map(torch.equal, found, expected))
+    with gemm_ops.use_backend("reference"), computed_natively(operators, 0):
+        gradients(compiled)
 
 
 def test_the_module_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ Layers
 * ``cpp/values.h``: the arguments, and the key of a call: epilogue, backend, and of each tensor dtype, device, extents,
   strides and alignment.  ``cpp/plan.h``: a kernel made ready, and the tables.  ``cpp/recording.h``: the node that
   autograd sees, and its backward by steps known beforehand.  ``cpp/module.cpp``: what Python calls.
+  ``cpp/operators.h``: the operators of graphs.
 * :mod:`.extension` builds and loads that; :mod:`.form` is how a plan says what it does, and
   :mod:`.describe_recording` says what a recorded call is.
 
@@ -52,6 +53,7 @@ __all__ = [
     "remember_name",
     "remember_plan",
     "remember_recording",
+    "remember_text",
     "set_callbacks",
 ]
 
@@ -75,12 +77,18 @@ _failure = ""
 _callbacks: tuple[Callable[..., Any], ...] = ()
 
 
-def set_callbacks(compute_elementwise: Callable[..., Any], compute_product: Callable[..., Any]) -> None:
-    """Says what computes steps of a backward that there is no plan of yet.
+def set_callbacks(
+    compute_elementwise: Callable[..., Any],
+    compute_product: Callable[..., Any],
+    operators: tuple[Callable[..., Any], Callable[..., Any]],
+) -> None:
+    """Says what computes that there is no plan of yet.
 
     Args:
         compute_elementwise: of x, an epilogue and its operands by name, the outputs by name.
         compute_product: of a and b their product by a fused kernel.
+        operators: ``apply`` and ``matmul`` of graphs: of leading tensors, operands, numbers, given, epilogue, needs and
+            padded_output the outputs in order.
     """
 
     def outputs(x: Tensor, epilogue: Epilogue, operands: tuple[Tensor | float, ...]) -> tuple[Tensor, ...]:
@@ -88,7 +96,7 @@ def set_callbacks(compute_elementwise: Callable[..., Any], compute_product: Call
         return tuple(found[name] for name in epilogue.outputs)
 
     global _callbacks
-    _callbacks = (outputs, compute_product)
+    _callbacks = (outputs, compute_product, builders.identity(), *operators)
 
 
 def load() -> ModuleType:
@@ -101,7 +109,8 @@ def load() -> ModuleType:
     with _lock:
         if _module is None:
             module = load_extension()
-            module.configure(backend_variable(), BACKENDS, *_callbacks, builders.identity())
+            module.configure(backend_variable(), BACKENDS, *_callbacks)
+            module.register_operators("CUDA")
             _module = module
             product, layer, elementwise = module.product, module.layer, module.elementwise
     return _module
@@ -171,6 +180,19 @@ def remember_recording(
     _module.add_epilogue(epilogue, tuple(epilogue.operands), tuple(epilogue.outputs))
     values = tuple(operands[name] for name in epilogue.operands)
     _module.add_recording(leading, epilogue, values, *described)
+
+
+def remember_text(text: str, needs: str, dtype: Any, epilogue: Epilogue) -> None:
+    """Says which epilogue an operator of a graph computes.
+
+    Args:
+        text: as :func:`gemm_ops.operators.epilogue_of` reads it.
+        needs: of what gradients will be needed.
+        dtype: of the matrices, which decides what is stored for them.
+        epilogue: with what is stored for the backward.
+    """
+    if _module is not None:
+        _module.add_text(text, needs, dtype, epilogue)
 
 
 def remember_name(name: str | None, has_bias: bool, epilogue: Epilogue) -> None:

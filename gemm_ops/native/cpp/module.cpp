@@ -3,6 +3,7 @@
 
 #include <torch/csrc/Dtype.h>
 
+#include "operators.h"
 #include "plan.h"
 #include "python.h"
 #include "recording.h"
@@ -24,7 +25,6 @@ struct State {
   Owned named[2];  // epilogues by name, or None: without a bias, with one
   Owned forced;    // the context variable of use_backend
   std::vector<Owned> backends;
-  uint64_t hits = 0;
 };
 
 State& state() {
@@ -36,6 +36,8 @@ PyObject* bias_name() {
   static PyObject* name = PyUnicode_InternFromString("bias");
   return name;
 }
+
+}  // namespace
 
 // What use_backend asks for, as its place among the backends; none for a name that is not known.
 std::optional<uint64_t> forced_backend() {
@@ -50,6 +52,8 @@ std::optional<uint64_t> forced_backend() {
   }
   return std::nullopt;
 }
+
+namespace {
 
 bool read_value(PyObject* object, Value& value) {
   if (THPVariable_CheckExact(object)) {
@@ -150,7 +154,7 @@ std::optional<std::vector<at::Tensor>> compute(Call& call, Kind plain, Kind reco
 // The one output, or all by name; None where Python has to see to it.
 PyObject* as_results(const Call& call, const std::optional<std::vector<at::Tensor>>& outputs) {
   if (!outputs) Py_RETURN_NONE;
-  ++state().hits;
+  ++computed();
   if (outputs->size() == 1) return THPVariable_Wrap((*outputs)[0]);
   Owned results = checked(PyDict_New());
   for (size_t place = 0; place < outputs->size(); ++place) {
@@ -431,12 +435,47 @@ PyObject* add_recording(PyObject* /*self*/, PyObject* arguments) {
   END_HANDLE_TH_ERRORS
 }
 
-// configure(context variable, backends, elementwise, product, identity)
+// add_text(text, needs, dtype of the matrices, epilogue): what the operators of graphs are told of it
+PyObject* add_text(PyObject* /*self*/, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  const char *text, *needs;
+  PyObject *dtype, *epilogue;
+  if (!PyArg_ParseTuple(arguments, "ssOO", &text, &needs, &dtype, &epilogue)) return nullptr;
+  Described call;
+  call.epilogue = text;
+  call.needs = needs;
+  texts().insert(name_of_forward(call, dtype_of(dtype)), Owned::of(epilogue));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// register_operators(name of the dispatch key)
+PyObject* add_operators(PyObject* /*self*/, PyObject* name) {
+  HANDLE_TH_ERRORS
+  const char* text = PyUnicode_AsUTF8(name);
+  if (text == nullptr) return nullptr;
+  register_operators(text);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// forget_operators(name of the dispatch key)
+PyObject* drop_operators(PyObject* /*self*/, PyObject* name) {
+  HANDLE_TH_ERRORS
+  const char* text = PyUnicode_AsUTF8(name);
+  if (text == nullptr) return nullptr;
+  forget_operators(text);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// configure(context variable, backends, elementwise, product, identity, apply, matmul)
 PyObject* configure(PyObject* /*self*/, PyObject* arguments) {
   HANDLE_TH_ERRORS
-  PyObject *forced, *backends, *compute_elementwise, *compute_product, *identity;
+  PyObject *forced, *backends, *compute_elementwise, *compute_product, *identity, *apply, *matmul;
   if (!PyArg_ParseTuple(
-          arguments, "OO!OOO", &forced, &PyTuple_Type, &backends, &compute_elementwise, &compute_product, &identity)) {
+          arguments, "OO!OOOOO", &forced, &PyTuple_Type, &backends, &compute_elementwise, &compute_product, &identity,
+          &apply, &matmul)) {
     return nullptr;
   }
   state().forced = Owned::of(forced);
@@ -444,7 +483,9 @@ PyObject* configure(PyObject* /*self*/, PyObject* arguments) {
   for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(backends); ++place) {
     state().backends.push_back(Owned::of(PyTuple_GET_ITEM(backends, place)));
   }
-  callbacks() = {Owned::of(compute_elementwise), Owned::of(compute_product), Owned::of(identity)};
+  callbacks() = {
+      Owned::of(compute_elementwise), Owned::of(compute_product), Owned::of(identity), Owned::of(apply),
+      Owned::of(matmul)};
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -453,6 +494,7 @@ PyObject* clear(PyObject* /*self*/, PyObject* /*none*/) {
   HANDLE_TH_ERRORS
   recordings().clear();
   plans().clear();
+  texts().clear();
   const auto signatures = std::move(state().signatures);
   state().signatures.clear();
   for (Owned& names : state().named) names = Owned();
@@ -464,7 +506,8 @@ PyObject* clear(PyObject* /*self*/, PyObject* /*none*/) {
 PyObject* counts(PyObject* /*self*/, PyObject* /*none*/) {
   HANDLE_TH_ERRORS
   return Py_BuildValue(
-      "nnK", static_cast<Py_ssize_t>(plans().size()), static_cast<Py_ssize_t>(recordings().size()), state().hits);
+      "nnK", static_cast<Py_ssize_t>(plans().size()), static_cast<Py_ssize_t>(recordings().size()),
+      static_cast<unsigned long long>(computed().load()));
   END_HANDLE_TH_ERRORS
 }
 
@@ -480,6 +523,9 @@ PyMethodDef methods[] = {
     {"add_name", add_name, METH_VARARGS, nullptr},
     {"add_plan", add_plan, METH_VARARGS, nullptr},
     {"add_recording", add_recording, METH_VARARGS, nullptr},
+    {"add_text", add_text, METH_VARARGS, nullptr},
+    {"register_operators", add_operators, METH_O, nullptr},
+    {"forget_operators", drop_operators, METH_O, nullptr},
     {"configure", configure, METH_VARARGS, nullptr},
     {"clear", clear, METH_NOARGS, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},

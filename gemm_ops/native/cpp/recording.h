@@ -7,6 +7,8 @@
 // that is missing, a backward that is itself differentiated, a mode that looks on) goes to Python, which can do all.
 #pragma once
 
+#include <atomic>
+
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -19,11 +21,19 @@ struct Callbacks {
   Owned elementwise;  // (x, epilogue, tuple of operands) -> tuple of outputs
   Owned product;      // (a, b) -> a @ b by a fused kernel
   Owned identity;     // the epilogue of a bare product
+  // the operators of graphs: (leading tensors, operands, numbers, given, epilogue, needs, padded) -> tuple of outputs
+  Owned apply, matmul;
 };
 
 inline Callbacks& callbacks() {
   static auto* found = new Callbacks();
   return *found;
+}
+
+// How many calls were computed here.
+inline std::atomic<uint64_t>& computed() {
+  static std::atomic<uint64_t> count{0};
+  return count;
 }
 
 // The keys that dense tensors of a kind of device have; empty for kinds that have no kernels.

@@ -62,9 +62,9 @@ def check_named_operands(name: str | None, operands: Mapping[str, Tensor | float
     """
     unknown = ", ".join(key for key in operands if key != "bias")
     if unknown:
-        given = "without an epilogue" if name is None else f"with the epilogue {name!r}"
+        given = "no epilogue" if name is None else f"the epilogue {name!r}"
         raise EpilogueError(
-            f"operand {unknown} is unknown: {given} there is no operand but bias; for others declare an epilogue, with "
+            f"unknown operand {unknown}; {given} takes bias alone: for others declare an epilogue, with "
             "@epilogues.epilogue or a builder"
         )
 

@@ -12,9 +12,17 @@ import torch
 from elementwise_host import host_kernel
 from torch import Tensor
 
-from gemm_ops import elementwise_call, elementwise_plan
+from gemm_ops import elementwise_call, elementwise_plan, native
 from gemm_ops.elementwise.arguments import ElementwiseArguments
 from gemm_ops.elementwise.spec import ElementwiseSpec
+
+
+def leave_native_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets calls go through Python alone."""
+    monkeypatch.setattr(native, "_started", True)
+    monkeypatch.setattr(native, "_module", None)
+    for name in ("product", "layer", "elementwise"):
+        monkeypatch.setattr(native, name, lambda *_: None)
 
 
 class HostDevice:
@@ -22,6 +30,7 @@ class HostDevice:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launched: list[ElementwiseSpec] = []
+        leave_native_out(monkeypatch)  # whose launches nobody here would see
         monkeypatch.setattr(elementwise_call, "runs_kernels", lambda device: device.type == "cpu")
         monkeypatch.setattr(elementwise_call, "is_loaded", lambda spec: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

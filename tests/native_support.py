@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_device import leave_native_out
 from torch import Tensor
 
 from epilogues.reference import evaluate
@@ -169,18 +170,9 @@ def fake_kernels(monkeypatch: pytest.MonkeyPatch, extension: Any) -> Iterator[An
 @contextlib.contextmanager
 def through_python() -> Iterator[None]:
     """A context in which calls go through Python alone."""
-    names = ("product", "layer", "elementwise", "_module")
-    found = {name: getattr(native, name) for name in names}
-    try:
-        for name in names[:3]:
-            setattr(native, name, lambda *_: None)
-        native._module = None
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "_started", True)
-            yield
-    finally:
-        for name, value in found.items():
-            setattr(native, name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        leave_native_out(patch)
+        yield
 
 
 @contextlib.contextmanager

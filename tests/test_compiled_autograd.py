@@ -85,7 +85,7 @@ def test_operations_are_counted_as_those_of_a_linear_layer(shape: tuple[int, ...
 
 def test_a_misspelt_operand_of_an_epilogue_by_name() -> None:
     x, weight = torch.randn(3, 7), torch.randn(5, 7)
-    with pytest.raises(ep.EpilogueError, match="operand bais is unknown: with the epilogue 'gelu' there is no operand"):
+    with pytest.raises(ep.EpilogueError, match="unknown operand bais; the epilogue 'gelu' takes bias alone"):
         gemm_ops.linear(x, weight, "gelu", bais=torch.randn(5))
-    with pytest.raises(ep.EpilogueError, match="operand scale is unknown: without an epilogue"):
+    with pytest.raises(ep.EpilogueError, match="unknown operand scale; no epilogue takes bias alone"):
         gemm_ops.apply(x, None, scale=2.0)

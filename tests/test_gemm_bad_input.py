@@ -107,7 +107,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "unknown operand": (
         call(epilogue="relu", bias=ones(4), scale=2.0),
         EpilogueError,
-        r"unknown operand scale; the epilogue takes \(bias: Row\)",
+        r"unknown operand scale; the epilogue 'relu' takes bias alone",
     ),
     "None for an operand": (
         call(epilogue=RESIDUAL, bias=ones(4), residual=None),

@@ -310,10 +310,15 @@ def test_what_is_left_to_python(fake_kernels: Any) -> None:
         gemm_ops.linear(x, weight, "gelu", out=torch.empty(6, 8, dtype=BF16))
         with pytest.raises(gemm_ops.ProblemError):
             linear(x[:, :-1])
-        with pytest.raises(ep.EpilogueError, match="operand other"):
+        with pytest.raises(ep.EpilogueError, match="unknown operand other"):
             gemm_ops.linear(x, weight, "gelu", other=1.0)
         with pytest.raises(TypeError):
             gemm_ops.linear(x, weight, 3)
+    layer = FusedLinear(16, 8, epilogue="gelu", dtype=BF16)
+    layer(x)
+    with computed_natively(fake_kernels, 0):
+        graphs = [torch.fx.symbolic_trace(layer), torch.fx.symbolic_trace(nn.Sequential(layer))]
+    assert all(torch.equal(graph(x), layer(x)) for graph in graphs)
     with computed_natively(fake_kernels), torch.device("cpu"):  # a function mode is of PyTorch's functions
         linear(x)
     with computed_natively(fake_kernels), torch.inference_mode():

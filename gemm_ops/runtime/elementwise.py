@@ -36,12 +36,12 @@ def start(library: ctypes.CDLL, block: ElementwiseArguments, output: Tensor, tit
     device = output.device
     code = library.elementwise_run(ctypes.byref(block), current_stream(device))
     if code != 0:
-        raise_failure(library, code, f"{title} (shape {tuple(output.shape)})")
+        raise_failure(library, code, title, f" (shape {tuple(output.shape)})")
 
 
-def raise_failure(library: ctypes.CDLL, code: int, title: str) -> None:
+def raise_failure(library: ctypes.CDLL, code: int, title: str, where: str = "") -> None:
     """Raises a LaunchError that says what a launch's code means."""
-    raise LaunchError(f"{title}: CUDA says: {library.elementwise_error_text(code).decode()}")
+    raise LaunchError(f"{title}: CUDA says: {library.elementwise_error_text(code).decode()}{where}")
 
 
 def fill_block(

@@ -191,6 +191,7 @@ bool is_given(PyObject* operands, PyObject* name) {
 PyObject* product(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t /*count*/) {
   HANDLE_TH_ERRORS
   PyObject* operands = arguments[5];
+  if (!PyDict_Check(operands)) Py_RETURN_NONE;  // torch.fx has a proxy there
   PyObject* epilogue = epilogue_meant(arguments[3], is_given(operands, bias_name()));
   return compute_product(
       arguments[0], arguments[1], arguments[2] == Py_True, epilogue, arguments[4] == Py_True, operands, nullptr);
@@ -203,6 +204,7 @@ PyObject* layer(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t /*cou
   PyObject* weight = PyDict_GetItemString(arguments[1], "weight");
   PyObject* bias = PyDict_GetItemWithError(arguments[1], bias_name());
   PyObject* operands = arguments[4];
+  if (!PyDict_Check(operands) || !THPVariable_CheckExact(arguments[0])) Py_RETURN_NONE;  // torch.fx has proxies there
   if (weight == nullptr || bias == nullptr || is_given(operands, bias_name())) Py_RETURN_NONE;
   if (bias == Py_None) bias = nullptr;
   PyObject* epilogue = PyTuple_GET_ITEM(arguments[2], bias == nullptr ? 1 : 0);
@@ -214,7 +216,7 @@ PyObject* layer(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t /*cou
 PyObject* elementwise(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t /*count*/) {
   HANDLE_TH_ERRORS
   PyObject* operands = arguments[2];
-  if (!THPVariable_CheckExact(arguments[0])) Py_RETURN_NONE;
+  if (!THPVariable_CheckExact(arguments[0]) || !PyDict_Check(operands)) Py_RETURN_NONE;
   Call call;
   call.epilogue = epilogue_meant(arguments[1], is_given(operands, bias_name()));
   call.signature = signature_of(call.epilogue);

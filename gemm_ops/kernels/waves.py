@@ -16,8 +16,11 @@ whose six columns of tiles were made sixteen.  So bands are as wide as they can 
 Fitted on an H200 to 280 times of eight configurations over 33 shapes, of transformers and of the suite (bias + GELU,
 tanh and erf, the latter with the pre-activation stored too, bias + residual, SiLU gate): what it chooses there is 0.3 %
 slower than the best of them (geometric mean), and at most 3 %.  It is slower than eager PyTorch, whose product is
-cuBLAS's, at four: 777x1544x1032 and 4088x4104x4088 (tanh-GELU; 10 and 5 %), 6272x2048x512 (erf; 6 %), and
-12608x3072x768 with the pre-activation stored (4 %).
+cuBLAS's, at three: 777x1544x1032 and 4088x4104x4088 (tanh-GELU; 4 to 10 and 8 %), and 12608x3072x768 with the
+pre-activation stored (4 %, with an erf-GELU of twice its present instructions).
+
+Tried since: tiles of 64x160, 128x160 and 256x160, with which cuBLAS fills whole waves; they took up to twice as long as
+any here, for CuTe makes 160 columns of five products of 32 unless CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED is defined.
 """
 
 from __future__ import annotations

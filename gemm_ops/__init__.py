@@ -25,7 +25,7 @@ The layers, from the user down; each only knows those below it:
 ``kernels/``             families and configurations; a kernel's identity and source.
 ``lowering/``            epilogue tree to C++, through the CUTLASS Python interface.
 ``elementwise/``         the same tree as one standalone kernel over tensors, without a GEMM.
-``build/``               nvcc, and the cache of built kernels.
+``build/``               nvcc, and the cache of built kernels.  ``when_to_build``: when a call's kernel is built.
 ``runtime/``             loading and launching.
 ``fallback``             the PyTorch reference backend.  ``autocast``: what dtype it asks for.
 
@@ -51,6 +51,7 @@ from .functional import backend_for, linear, matmul
 from .modules import FusedLinear
 from .outputs import empty_padded
 from .standalone import apply
+from .when_to_build import building
 
 __all__ = [
     "BuildError",
@@ -66,6 +67,7 @@ __all__ = [
     "backend_for",
     "build_kernel",
     "build_kernels",
+    "building",
     "cache_folder",
     "empty_padded",
     "epilogue_last",

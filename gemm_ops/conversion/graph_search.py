@@ -29,6 +29,7 @@ from epilogues.source import shortened
 
 from .functions import NotTraceableError
 from .inspection import REST, Parameter, read_code, read_guards, read_methods, read_parameters
+from .products import is_called_plainly
 from .steps import step_obstacle
 from .undisturbed import undisturbed
 
@@ -159,9 +160,11 @@ class _Tracer(fx.Tracer):
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A module that is none of the host's, such as a library's activation, is a function if it holds nothing."""
+        name = type(m).__name__
+        if not is_called_plainly(m):  # what it does around its forward is in the graph by now, and would run twice
+            raise NotTraceableError(f"its code calls a {name}, whose class has a __call__ of its own")
         if m is self.root or any(m is part for part in self.root.modules()):
             return super().call_module(m, forward, args, kwargs)
-        name = type(m).__name__
         if reason := step_obstacle(m):
             raise NotTraceableError(f"its code calls a module that is no part of it: {reason}")
         reading = read_code(m, "forward")

@@ -27,7 +27,7 @@ from torch import Tensor, fx, nn
 from ..autocast import autocast_dtype
 from .graph_search import Mode, Traced
 from .inspection import is_plain, read_structure
-from .products import has_hooks
+from .products import has_hooks, is_called_plainly
 from .regions import Region, called_path
 from .sites import FusedCall
 from .writing import may_write
@@ -255,6 +255,7 @@ class _Part:
             and (replaced is None or type(replaced) is Rewritten)
             and module.training == host.training
             and not has_hooks(module)
+            and (in_graph or is_called_plainly(module))
         )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .functions import NotTraceableError, codes_of, functions_of, method_of, source_tree
-from .products import has_hooks
+from .products import has_hooks, is_called_plainly
 
 #: Methods that change a list, a dictionary or a set.
 _CHANGING = frozenset(
@@ -113,7 +113,7 @@ def _part_may_write(part: nn.Module) -> bool:
     replaced = part.__dict__.get("forward")
     if replaced is not None and not hasattr(replaced, "original"):
         return True
-    if type(part).__call__ is not nn.Module.__call__ and "transformers" not in type(part).__call__.__module__:
+    if not is_called_plainly(part):
         return True
     if type(part).__module__.partition(".")[0] == "torch" and not isinstance(part, torch.jit.ScriptModule):
         return isinstance(part, torch.fx.GraphModule)

@@ -26,10 +26,12 @@ from torch import Tensor, fx, nn
 
 from ..autocast import autocast_dtype
 from .graph_search import Mode, Traced
-from .inspection import is_plain, read_structure
+from .inspection import read_structure
 from .products import has_hooks, is_called_plainly
+from .reads import PARTS, found
 from .regions import Region, called_path
 from .sites import FusedCall
+from .values import Presence, is_same
 from .writing import may_write
 
 #: What PyTorch's compiler asks for by its items, not by ``is``.
@@ -146,7 +148,7 @@ class Rewritten:
     def _is_harmless(self, module: Any, path: tuple[str, ...]) -> bool:
         """Whether a submodule that is crossed still does not write into what it is given."""
         if type(module) is nn.Linear:  # what nearly every one is
-            return True
+            return not has_hooks(module)  # which may write, and see in which order layers are called
         if module is None:
             return False
         state = [(part, getattr(part, "inplace", False)) for part in module.modules()]
@@ -186,7 +188,7 @@ class Rewritten:
             if parameter.role == "tensor" and not isinstance(value, Tensor):
                 return None
             if parameter.role == "fixed":
-                if not _is_same(value, parameter.default):
+                if not is_same(value, parameter.default):
                     return None
             else:
                 given.append(value)
@@ -207,8 +209,8 @@ class Rewritten:
                     return False
                 seen = None
             for name, value in part.guards:
-                found = getattr(module, name, module)
-                if (type(value) in _CONTAINERS or found is not value) and not _is_same(found, value):
+                held = getattr(module, name, Presence.ABSENT) if name != PARTS else found(module, name)
+                if (type(value) in _CONTAINERS or held is not value) and not is_same(held, value):
                     return False
             for name in part.methods:
                 if in_graph:
@@ -217,7 +219,7 @@ class Rewritten:
                     return False
         for path, name, value in self.values:
             module = _at(host, path)
-            if module is None or not _is_same(getattr(module, name, module), value):
+            if module is None or not is_same(found(module, name), value):
                 return False
         # the compiler's code is of the modules as they are when it compiles
         if not in_graph and not all([self._is_harmless(_at(host, path), path) for path in self.crossed]):
@@ -293,12 +295,6 @@ def _at(host: nn.Module, path: Sequence[str]) -> Any:
     for name in path:
         found = found._modules.get(name) if found is not None else None
     return found
-
-
-def _is_same(value: Any, expected: Any) -> bool:
-    if type(expected) not in _CONTAINERS and value is expected:
-        return True
-    return type(value) is type(expected) and is_plain(value) and bool(value == expected)
 
 
 def _part(host: nn.Module, path: str, traced: Traced) -> _Part:

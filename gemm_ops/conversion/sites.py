@@ -35,9 +35,10 @@ from ..autocast import autocast_dtype, with_autocast
 from ..functional import matmul, multiply_described
 from ..transforms import are_transforms_active
 from .functions import NotTraceableError
-from .inspection import SIMPLE, read_code
+from .inspection import read_code
 from .products import FLOATS, has_hooks, has_own_hooks, is_still, submodule, weight_matrix
 from .steps import Step, build_epilogue, operands_read, run_steps, stand_in, step_obstacle
+from .values import SIMPLE
 
 _ANNOTATIONS: dict[Kind, Any] = {Kind.ROW: Row, Kind.COLUMN: Column, Kind.SCALAR: Scalar, Kind.AUX: Aux}
 _PLAIN = (Tensor, nn.Parameter)

@@ -1,0 +1,114 @@
+"""Values that a trace depended on: kept as they were, and compared before every call with what is there.
+
+    >>> expected = kept(module.options)                  # {"scale": [2.0]}
+    >>> is_same(module.options, expected)
+    True
+
+Plain values are compared by type and value, containers item by item; functions, modules and tensors in them by
+identity.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Values that are compared before a trace stands for a method; others, such as a configuration, should not change.
+SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
+_IDENTIFIED = (FunctionType, BuiltinFunctionType, MethodType, functools.partial, type, enum.Enum)
+
+#: How many values a container may have, with those within it, to be compared at every call.
+_MOST_VALUES = 64
+
+_DEPTH = 8
+
+
+class Presence(enum.Enum):
+    """What is known of an attribute whose value a trace did not depend on, only on whether there is one."""
+
+    ABSENT = "absent"
+    PRESENT = "present"
+
+
+class UnkeptError(Exception):
+    """A value that cannot be compared later; says what it is."""
+
+
+def kept(value: Any) -> Any:
+    """What a value is to be compared with later, whatever is done to it; :class:`Presence` where it is not compared.
+
+    Raises:
+        UnkeptError: if it may change in a way that would not be seen.
+    """
+    if type(value) in SIMPLE or isinstance(value, _IDENTIFIED):
+        return value
+    if isinstance(value, _CONTAINERS):
+        if _count(value, 0) > _MOST_VALUES:
+            raise UnkeptError(f"a {type(value).__name__} of more values than are compared at every call")
+        return _copied(value)
+    if type(value).__module__ == "numpy":
+        if isinstance(value, float | int | complex) or not hasattr(value, "__setitem__"):  # a number
+            return value
+        raise UnkeptError(f"a numpy {type(value).__name__}, which may change")
+    if isinstance(value, bytearray | memoryview):
+        raise UnkeptError(f"a {type(value).__name__}, which may change")
+    return Presence.PRESENT
+
+
+def is_same(value: Any, expected: Any) -> bool:
+    """Whether a value is what another was when it was kept.
+
+    PyTorch's compiler traces this, so it has no loop that ends early.
+    """
+    if expected is Presence.PRESENT:
+        return value is not None and value is not Presence.ABSENT
+    if isinstance(expected, dict):
+        if not isinstance(value, dict) or list(value) != list(expected):
+            return False
+        return all([is_same(value[key], item) for key, item in expected.items()])
+    if isinstance(expected, list | tuple):
+        kinds = (list, collections.deque) if isinstance(expected, list) else (tuple,)  # what is kept as one
+        if not isinstance(value, kinds) or len(value) != len(expected):
+            return False
+        return all([is_same(item, other) for item, other in zip(value, expected, strict=True)])
+    if isinstance(expected, frozenset):
+        return isinstance(value, set | frozenset) and len(value) == len(expected) and not (expected - value)
+    if value is expected:
+        return True
+    return type(value) is type(expected) and _has_value(expected) and bool(value == expected)
+
+
+def _has_value(value: Any) -> bool:
+    return type(value) in (*SIMPLE, MethodType) or type(value).__module__ == "numpy"
+
+
+def _count(value: Any, depth: int) -> int:
+    """How many values there are in a container, up to more than too many."""
+    if not isinstance(value, _CONTAINERS):
+        return 1
+    if depth == _DEPTH or len(value) > _MOST_VALUES:  # a list that is in itself has no end
+        return _MOST_VALUES + 1
+    return sum(_count(item, depth + 1) for item in (value.values() if isinstance(value, dict) else value))
+
+
+def _copied(value: Any) -> Any:
+    """The containers as plain ones, what is in them as it is."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | collections.deque):
+        return [_copied(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple([_copied(item) for item in value])
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    if type(value) in SIMPLE or isinstance(value, (*_IDENTIFIED, nn.Module, Tensor)):
+        return value
+    return kept(value)

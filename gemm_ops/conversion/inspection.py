@@ -130,6 +130,8 @@ def _read_function(reached: Reached, attributes: set[str], chains: set[tuple[str
             following = instructions[position + 1 : position + 3]
             if operation in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
                 raise NotTraceableError(f"its code writes {what}")
+            if operation in ("STORE_DEREF", "DELETE_DEREF") and what in function.__code__.co_freevars:
+                raise NotTraceableError(f"its code writes {what}, a variable outside it")
             if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
                 by_name = what in ("getattr", "hasattr")
                 if what in _REFUSED_GLOBALS and not _is_no_symbol(function, following, selves, by_name):

@@ -26,7 +26,7 @@ from typing import Any
 from torch import nn
 
 from .functions import NotTraceableError
-from .values import Presence, UnkeptError, kept
+from .values import Presence, UnkeptError, in_words, is_stream, kept
 
 #: The guard of this name is of the names of the submodules, which code goes through in a loop.
 PARTS = "_modules"
@@ -71,8 +71,8 @@ class Reads:
                 return super(nn.Module, module).__getattribute__(name)
             self._names.setdefault(id(module), set()).add(name)
             value = super(nn.Module, module).__getattribute__(name)
-            if hasattr(type(value), "__next__"):
-                self._refused = f"its code reads {name}, an iterator, which a trace would move on"
+            if is_stream(value):
+                self._refused = f"its code may move self.{name} on, {in_words(value)}"
                 raise NotTraceableError(self._refused)
             return value
 

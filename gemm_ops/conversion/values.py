@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import random
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -84,6 +85,26 @@ def is_same(value: Any, expected: Any) -> bool:
     if value is expected:
         return True
     return type(value) is type(expected) and _has_value(expected) and bool(value == expected)
+
+
+def is_stream(value: Any) -> bool:
+    """Whether asking it gives something else every time, and nothing could take that back."""
+    return hasattr(type(value), "__next__") or _is_generator(value)
+
+
+def in_words(stream: Any) -> str:
+    return "a generator of random numbers" if _is_generator(stream) else "an iterator"
+
+
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, random.Random | torch.Generator) or type(value).__module__.startswith("numpy.random")
+
+
+def is_mutable(value: Any) -> bool:
+    """Whether it is, or has, a container or an array: what a cheap comparison of a module's values leaves out."""
+    return isinstance(value, (*_CONTAINERS, bytearray, memoryview)) or (
+        type(value).__module__ == "numpy" and hasattr(value, "__setitem__")
+    )
 
 
 def _has_value(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from conversion_support import FusedCalls, Net, check_calls, fused_calls
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import gemm_ops
 
@@ -119,3 +122,94 @@ def test_a_host_may_override_its_call(fused_calls: FusedCalls) -> None:
     model, x = Host(), torch.randn(5, 6)
     fused, _ = gemm_ops.fuse(model)
     check_calls(model, fused, x, fused_calls, 1)
+
+
+class Patched(Net):
+    """Its class is changed in tests, in which it has a base of that name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.fc(x)) * self.factor * self.number()
+
+    def after(self, h: Tensor) -> Tensor:
+        return F.gelu(h)
+
+    @property
+    def factor(self) -> float:
+        return 2.0
+
+    @staticmethod
+    def number() -> float:
+        return 2.0
+
+
+def _reload(net: type[Patched]) -> None:
+    """What tools that reload modules do."""
+    net.after.__code__ = (lambda self, h: h.relu()).__code__
+
+
+PATCHES: dict[str, Callable[[Any], Any]] = {
+    "forward": lambda kind: setattr(kind, "forward", lambda self, x: self.fc(x)),
+    "method": lambda kind: setattr(kind, "after", lambda self, h: F.relu(h)),
+    "property": lambda kind: setattr(kind, "factor", property(lambda self: self.fc.weight.mean())),
+    "static method": lambda kind: setattr(kind, "number", staticmethod(lambda: 3.0)),
+    "code": _reload,
+}
+
+
+@pytest.mark.parametrize("copied", ["", "copied", "inherited"])
+@pytest.mark.parametrize("name", PATCHES)
+def test_classes_patched_after_fusing(
+    name: str, copied: str, fused_calls: FusedCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Base(Patched):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+        def after(self, h: Tensor) -> Tensor:
+            return F.gelu(h)
+
+    class Derived(Base):
+        def after(self, h: Tensor) -> Tensor:
+            return super().after(h)
+
+    model, x = (Derived if copied == "inherited" else Base)(), torch.randn(5, 6)
+    fused, _ = gemm_ops.fuse(model)
+    check_calls(model, fused, x, fused_calls, 1)
+    PATCHES[name](Base)
+    if copied == "copied":
+        fused = copy.deepcopy(fused)
+    check_calls(model, fused, x, fused_calls, 0)
+
+
+def test_activations_whose_class_is_patched(fused_calls: FusedCalls) -> None:
+    class Activation(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.then(x)
+
+        def then(self, x: Tensor) -> Tensor:
+            return F.relu(x)
+
+    model, x = nn.Sequential(nn.Linear(6, 6), Activation()), torch.randn(5, 6)
+    fused, _ = gemm_ops.fuse(model)
+    check_calls(model, fused, x, fused_calls, 1)
+    Activation.then = lambda self, x: F.gelu(x)  # type: ignore[method-assign]
+    check_calls(model, fused, x, fused_calls, 1)
+    Activation.then.__code__ = (lambda self, x: x.tanh()).__code__
+    check_calls(model, fused, x, fused_calls, 1)
+    Activation.forward = lambda self, x: F.silu(x)  # type: ignore[method-assign]
+    check_calls(model, fused, x, fused_calls, 1)
+
+
+def test_pickles_of_classes_that_were_patched() -> None:
+    """A function that has no name to be pickled by is no part of a pickle."""
+    model, x = Named(), torch.randn(5, 6)
+    fused, report = gemm_ops.fuse(model)
+    assert report.fused
+    torch.testing.assert_close(pickle.loads(pickle.dumps(fused))(x), model(x))
+
+
+class Named(Patched):
+    pass
+
+
+Named.after = lambda self, h: F.silu(h)  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import enum
 import functools
 import operator
 import pickle
@@ -42,6 +43,8 @@ class Asks(Net):
         self.part = nn.Sequential(nn.Identity(), nn.Tanh())
         self.wide = functools.partial(F.leaky_relu, negative_slope=0.5)
         self.bound = self.doubled
+        self.mode = Mode.ONE
+        self.sum_of = functools.partial(sum, [1.0, 2.0])
 
     def doubled(self) -> float:
         return 2.0
@@ -145,9 +148,24 @@ class Partial(Asks):
         return self.wide(self.fc(x))
 
 
+class PartialOfAList(Asks):
+    def factor(self) -> Any:
+        return self.sum_of()
+
+
 class BoundMethod(Asks):
     def factor(self) -> Any:
         return self.bound()
+
+
+class Mode(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+class Member(Asks):
+    def factor(self) -> Any:
+        return self.mode.value
 
 
 class Parts(Asks):
@@ -176,10 +194,11 @@ ASKED: dict[type[Asks], Change] = {
     Queue: lambda net: net.queue.appendleft(5.0),
     Order: lambda net: net.options.__setitem__("a", net.options.pop("a")),
     Kind: lambda net: setattr(net, "nest", ([2.0], (3,))),
-    Numpy: lambda net: setattr(net, "number", numpy.float32(3.0)),
     FunctionInAList: lambda net: net.options["functions"].__setitem__(0, torch.tanh),
     Partial: lambda net: setattr(net, "wide", functools.partial(F.leaky_relu, negative_slope=0.2)),
+    PartialOfAList: lambda net: net.sum_of.args[0].append(3.0),
     BoundMethod: lambda net: setattr(net, "bound", net.tripled),
+    Member: lambda net: setattr(net, "mode", Mode.TWO),
     Parts: lambda net: net.part.append(nn.Sigmoid()),
 }
 
@@ -199,7 +218,9 @@ def test_what_code_asked_is_asked_again(kind: type[Asks], fused_calls: FusedCall
 
 
 @pytest.mark.parametrize(
-    "kind", [Hasattr, OfAPart, BiasIsNone, Nested, Length, Partial, Parts], ids=lambda kind: kind.__name__
+    "kind",
+    [Hasattr, OfAPart, BiasIsNone, Nested, Length, Partial, Parts, BoundMethod, Member],
+    ids=lambda kind: kind.__name__,
 )
 def test_compiled_code_asks_again(kind: type[Asks]) -> None:
     model, x = kind(), torch.randn(5, 6)
@@ -270,8 +291,9 @@ class Backends(Asks):
 
 
 NOT_COMPARED = {
-    Array: "its code reads self.array, a numpy ndarray, which may change",
-    ArrayWithin: "its code reads self.arrays, a numpy ndarray, which may change",
+    Numpy: "its code reads self.number, a numpy float32, which is not compared at every call",
+    Array: "its code reads self.array, a numpy ndarray, which is not compared at every call",
+    ArrayWithin: "its code reads self.arrays, a numpy ndarray, which is not compared at every call",
     Large: "its code reads self.table, a list of more values than are compared at every call",
     Endless: "its code reads self.endless, a list of more values than are compared at every call",
     DefaultDtype: "its code calls get_default_dtype",

@@ -252,7 +252,7 @@ def _check_chain(module: nn.Module, chain: tuple[str, ...]) -> None:
 
 def read_methods(module: nn.Module, reading: Reading) -> tuple[str, ...]:
     """The names among the attributes that are functions of the class: the instance should have none in their place."""
-    kinds = (FunctionType, staticmethod, classmethod)
+    kinds = (FunctionType, staticmethod, classmethod, property)
     places = {name: inspect.getattr_static(type(module), name, None) for name in reading.attributes - {"forward"}}
     found = [name for name, place in places.items() if isinstance(place, kinds)]
     return tuple(sorted(name for name in found if getattr(nn.Module, name, None) is not places[name]))

@@ -52,6 +52,9 @@ def obstacle(module: nn.Module) -> str | None:
     assert weight is not None
     if weight.ndim != 2 or weight.dtype not in FLOATS:
         return f"its weight is {weight.ndim}-dimensional and {weight.dtype}, not a matrix of floats"
+    bias, n = module._parameters["bias"], weight.shape[0 if kind == "Linear" else 1]
+    if bias is not None and bias.shape != (n,):
+        return f"its bias has the shape {tuple(bias.shape)}, not ({n},)"
     return None
 
 

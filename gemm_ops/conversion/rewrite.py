@@ -18,24 +18,22 @@ import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MethodType, ModuleType
+from types import CodeType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..autocast import autocast_dtype
+from .functions import ClassFunctions
 from .graph_search import Mode, Traced
 from .inspection import read_structure
 from .products import has_hooks, is_called_plainly
 from .reads import PARTS, found
 from .regions import Region, called_path
 from .sites import FusedCall
-from .values import Presence, is_same
+from .values import BY_PARTS, Presence, is_same
 from .writing import may_write
-
-#: What PyTorch's compiler asks for by its items, not by ``is``.
-_CONTAINERS = (list, tuple, dict)
 
 
 class Code:
@@ -85,7 +83,7 @@ class Rewritten:
         #: dtypes that neither the arguments nor the weights of the products at these paths may have
         self.never, self.products = traced.never, tuple(tuple(path.split(".")) for path in products)
         self.parameters = traced.parameters
-        self.parts = tuple(_part(host, path, traced) for path in ("", *traced.inlined))
+        self.parts = tuple(_part(host, path, method, traced) for path in ("", *traced.inlined))
         traced_paths = {part.path for part in self.parts}
         #: plain values of modules whose code is not in the graph
         self.values = tuple(
@@ -120,6 +118,11 @@ class Rewritten:
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.original)
+
+    @property
+    def __code__(self) -> CodeType:
+        # torch.export asks where a forward was written
+        return self.original.__func__.__code__
 
     @property
     def __globals__(self) -> dict[str, Any]:
@@ -210,13 +213,15 @@ class Rewritten:
                 seen = None
             for name, value in part.guards:
                 held = getattr(module, name, Presence.ABSENT) if name != PARTS else found(module, name)
-                if (type(value) in _CONTAINERS or held is not value) and not is_same(held, value):
+                if (type(value) in BY_PARTS or held is not value) and not is_same(held, value):
                     return False
             for name in part.methods:
                 if in_graph:
                     getattr(module, name)  # whose it is the compiler guards on where it is read
                 if name in module.__dict__ and type(module.__dict__[name]) is not Rewritten:
                     return False
+            if not in_graph and not part.functions.are_of(type(module)):  # which the compiler reads as it compiles
+                return False
         for path, name, value in self.values:
             module = _at(host, path)
             if module is None or not is_same(found(module, name), value):
@@ -239,13 +244,15 @@ class _Part:
         structure: what it has, by :func:`read_structure`.
         guards: the plain values that the trace read, by name.
         methods: what the trace ran of its class.
+        functions: the same as functions, and the method that was traced.
     """
 
     path: tuple[str, ...]
     forward: Any
     structure: Any
     guards: tuple[tuple[str, Any], ...]
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...]
+    functions: ClassFunctions
 
     def is_called(self, module: nn.Module, host: nn.Module, in_graph: bool) -> bool:
         """Whether calling the module runs the forward that was traced, in the host's mode, and nothing else."""
@@ -297,10 +304,12 @@ def _at(host: nn.Module, path: Sequence[str]) -> Any:
     return found
 
 
-def _part(host: nn.Module, path: str, traced: Traced) -> _Part:
+def _part(host: nn.Module, path: str, method: str, traced: Traced) -> _Part:
     module, names = host.get_submodule(path), tuple(path.split(".")) if path else ()
     guards = tuple((guard.name, guard.value) for guard in traced.guards if guard.path == names)
-    return _Part(names, type(module).forward, read_structure(module), guards, traced.methods.get(path, ()))
+    methods = traced.methods.get(path, ())
+    functions = ClassFunctions(type(module), {*methods, "forward" if path else method})
+    return _Part(names, type(module).forward, read_structure(module), guards, methods, functions)
 
 
 def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode, Sequence[Region]]) -> None:

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
+#: What PyTorch's compiler asks for by its parts, not by ``is``.
+BY_PARTS = (dict, list, tuple, frozenset, functools.partial, MethodType)
 _IDENTIFIED = (FunctionType, BuiltinFunctionType, MethodType, functools.partial, type, enum.Enum)
 
 #: How many values a container may have, with those within it, to be compared at every call.
@@ -49,16 +51,16 @@ def kept(value: Any) -> Any:
     Raises:
         UnkeptError: if it may change in a way that would not be seen.
     """
+    if isinstance(value, functools.partial):
+        return _copied(value)
     if type(value) in SIMPLE or isinstance(value, _IDENTIFIED):
         return value
     if isinstance(value, _CONTAINERS):
         if _count(value, 0) > _MOST_VALUES:
             raise UnkeptError(f"a {type(value).__name__} of more values than are compared at every call")
         return _copied(value)
-    if type(value).__module__ == "numpy":
-        if isinstance(value, float | int | complex) or not hasattr(value, "__setitem__"):  # a number
-            return value
-        raise UnkeptError(f"a numpy {type(value).__name__}, which may change")
+    if type(value).__module__ == "numpy":  # numbers too, which PyTorch's compiler takes for tensors
+        raise UnkeptError(f"a numpy {type(value).__name__}, which is not compared at every call")
     if isinstance(value, bytearray | memoryview):
         raise UnkeptError(f"a {type(value).__name__}, which may change")
     return Presence.PRESENT
@@ -82,9 +84,17 @@ def is_same(value: Any, expected: Any) -> bool:
         return all([is_same(item, other) for item, other in zip(value, expected, strict=True)])
     if isinstance(expected, frozenset):
         return isinstance(value, set | frozenset) and len(value) == len(expected) and not (expected - value)
+    if isinstance(expected, functools.partial):
+        if not isinstance(value, functools.partial) or value.func is not expected.func:
+            return False
+        return is_same(value.args, expected.args) and is_same(value.keywords, expected.keywords)
+    if isinstance(expected, MethodType):
+        if not isinstance(value, MethodType):
+            return False
+        return value.__func__ is expected.__func__ and value.__self__ is expected.__self__
     if value is expected:
         return True
-    return type(value) is type(expected) and _has_value(expected) and bool(value == expected)
+    return type(value) is type(expected) and type(expected) in SIMPLE and bool(value == expected)
 
 
 def is_stream(value: Any) -> bool:
@@ -107,10 +117,6 @@ def is_mutable(value: Any) -> bool:
     )
 
 
-def _has_value(value: Any) -> bool:
-    return type(value) in (*SIMPLE, MethodType) or type(value).__module__ == "numpy"
-
-
 def _count(value: Any, depth: int) -> int:
     """How many values there are in a container, up to more than too many."""
     if not isinstance(value, _CONTAINERS):
@@ -130,6 +136,8 @@ def _copied(value: Any) -> Any:
         return tuple([_copied(item) for item in value])
     if isinstance(value, set | frozenset):
         return frozenset(value)
+    if isinstance(value, functools.partial):
+        return functools.partial(value.func, *_copied(value.args), **_copied(value.keywords))
     if type(value) in SIMPLE or isinstance(value, (*_IDENTIFIED, nn.Module, Tensor)):
         return value
     return kept(value)

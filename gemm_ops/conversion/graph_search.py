@@ -125,6 +125,8 @@ def _trace(host: nn.Module, tracer: _Tracer) -> fx.Graph:
     except NotTraceableError:
         raise
     except Exception as error:  # user code met symbols: anything may come of it
+        if "does not support item assignment" in str(error):
+            raise NotTraceableError("its code assigns to a part of a tensor, as in x[0] = y") from error
         sentence = next(iter(str(error).strip().splitlines()), "").partition(". ")[0]
         raise NotTraceableError(f"{type(error).__name__}: {shortened(sentence, 120)}") from error
 

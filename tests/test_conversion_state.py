@@ -43,7 +43,7 @@ class Asks(Net):
         self.part = nn.Sequential(nn.Identity(), nn.Tanh())
         self.wide = functools.partial(F.leaky_relu, negative_slope=0.5)
         self.bound = self.doubled
-        self.mode = Mode.ONE
+        self.mode, self.listed = Mode.ONE, [nn.GELU()]
         self.sum_of = functools.partial(sum, [1.0, 2.0])
 
     def doubled(self) -> float:
@@ -148,6 +148,13 @@ class Partial(Asks):
         return self.wide(self.fc(x))
 
 
+class Listed(Asks):
+    """Calls a module that is none of its parts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.listed[0](self.fc(x))
+
+
 class PartialOfAList(Asks):
     def factor(self) -> Any:
         return self.sum_of()
@@ -196,6 +203,7 @@ ASKED: dict[type[Asks], Change] = {
     Kind: lambda net: setattr(net, "nest", ([2.0], (3,))),
     FunctionInAList: lambda net: net.options["functions"].__setitem__(0, torch.tanh),
     Partial: lambda net: setattr(net, "wide", functools.partial(F.leaky_relu, negative_slope=0.2)),
+    Listed: lambda net: setattr(net.listed[0], "approximate", "tanh"),
     PartialOfAList: lambda net: net.sum_of.args[0].append(3.0),
     BoundMethod: lambda net: setattr(net, "bound", net.tripled),
     Member: lambda net: setattr(net, "mode", Mode.TWO),
@@ -219,7 +227,7 @@ def test_what_code_asked_is_asked_again(kind: type[Asks], fused_calls: FusedCall
 
 @pytest.mark.parametrize(
     "kind",
-    [Hasattr, OfAPart, BiasIsNone, Nested, Length, Partial, Parts, BoundMethod, Member],
+    [Hasattr, OfAPart, BiasIsNone, Nested, Length, Partial, Parts, BoundMethod, Member, Listed],
     ids=lambda kind: kind.__name__,
 )
 def test_compiled_code_asks_again(kind: type[Asks]) -> None:

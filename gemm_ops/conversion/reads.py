@@ -37,11 +37,16 @@ _INTERNAL = frozenset(nn.Module().__dict__) - {"training", PARTS}
 
 @dataclass(frozen=True)
 class Guard:
-    """What a graph depends on: the attribute ``name`` of the submodule at ``path``, and what it was."""
+    """What a graph depends on: the attribute ``name`` of the submodule at ``path``, and what it was.
+
+    Attributes:
+        owner: the module where it is no submodule, such as an activation in a list.
+    """
 
     path: tuple[str, ...]
     name: str
     value: Any
+    owner: nn.Module | None = None
 
 
 def found(module: nn.Module, name: str) -> Any:
@@ -55,6 +60,7 @@ class Reads:
     def __init__(self, host: nn.Module) -> None:
         self._host = host
         self._names: dict[int, set[str]] = {}
+        self._modules: dict[int, nn.Module] = {}
         self._refused = ""
         self._is_on = False
 
@@ -70,6 +76,7 @@ class Reads:
             if not self._is_on or _is_internal(name):
                 return super(nn.Module, module).__getattribute__(name)
             self._names.setdefault(id(module), set()).add(name)
+            self._modules[id(module)] = module
             value = super(nn.Module, module).__getattribute__(name)
             if is_stream(value):
                 self._refused = f"its code may move self.{name} on, {in_words(value)}"
@@ -108,7 +115,10 @@ class Reads:
         """
         guards = []
         traced = set(map(id, parts))
-        for path, module in self._host.named_modules(remove_duplicate=False):  # either of two paths may get another
+        places = list(self._host.named_modules(remove_duplicate=False))  # either of two paths may get another
+        within = {id(module) for _, module in places}
+        others = [("", module) for key, module in self._modules.items() if key not in within]
+        for path, module in (*places, *others):
             own = id(module) in traced
             for name in sorted(self._names.get(id(module), ())):
                 if own and (name in (*module._parameters, *module._buffers, *module._modules, PARTS)):
@@ -125,7 +135,8 @@ class Reads:
                     continue  # a property that computes something, of what is recorded itself
                 if inspect.ismethod(value) and name not in module.__dict__:
                     continue  # which method it is, is compared with the class
-                guards.append(Guard(tuple(path.split(".")) if path else (), name, expected))
+                owner = None if id(module) in within else module
+                guards.append(Guard(tuple(path.split(".")) if path else (), name, expected, owner))
         return guards
 
 

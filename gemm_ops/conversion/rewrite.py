@@ -87,7 +87,9 @@ class Rewritten:
         traced_paths = {part.path for part in self.parts}
         #: plain values of modules whose code is not in the graph
         self.values = tuple(
-            (guard.path, guard.name, guard.value) for guard in traced.guards if guard.path not in traced_paths
+            (guard.path, guard.name, guard.value, guard.owner)
+            for guard in traced.guards
+            if guard.path not in traced_paths or guard.owner is not None
         )
         self._prepare()
 
@@ -222,8 +224,8 @@ class Rewritten:
                     return False
             if not in_graph and not part.functions.are_of(type(module)):  # which the compiler reads as it compiles
                 return False
-        for path, name, value in self.values:
-            module = _at(host, path)
+        for path, name, value, owner in self.values:
+            module = _at(host, path) if owner is None else owner
             if module is None or not is_same(found(module, name), value):
                 return False
         # the compiler's code is of the modules as they are when it compiles
@@ -306,7 +308,7 @@ def _at(host: nn.Module, path: Sequence[str]) -> Any:
 
 def _part(host: nn.Module, path: str, method: str, traced: Traced) -> _Part:
     module, names = host.get_submodule(path), tuple(path.split(".")) if path else ()
-    guards = tuple((guard.name, guard.value) for guard in traced.guards if guard.path == names)
+    guards = tuple((guard.name, guard.value) for guard in traced.guards if guard.path == names and guard.owner is None)
     methods = traced.methods.get(path, ())
     functions = ClassFunctions(type(module), {*methods, "forward" if path else method})
     return _Part(names, type(module).forward, read_structure(module), guards, methods, functions)

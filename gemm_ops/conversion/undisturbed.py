@@ -158,7 +158,7 @@ class _Held:
 
     def look_at_function(self, function: FunctionType, depth: int = 0) -> None:
         """Remembers what a function has with it: the variables around it, and the defaults of its arguments."""
-        if function in self.functions or function.__module__.partition(".")[0] == "torch":
+        if function in self.functions or str(function.__module__).partition(".")[0] == "torch":
             return
         self.functions.add(function)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):

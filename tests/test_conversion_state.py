@@ -43,6 +43,8 @@ class Asks(Net):
         self.part = nn.Sequential(nn.Identity(), nn.Tanh())
         self.wide = functools.partial(F.leaky_relu, negative_slope=0.5)
         self.bound = self.doubled
+        self.range, self.tensor, self.tensors = range(3), torch.ones(4), [torch.ones(4)]
+        self.act.tensor = torch.ones(2)
         self.mode, self.listed = Mode.ONE, [nn.GELU()]
         self.sum_of = functools.partial(sum, [1.0, 2.0])
 
@@ -148,6 +150,21 @@ class Partial(Asks):
         return self.wide(self.fc(x))
 
 
+class Range(Asks):
+    def factor(self) -> Any:
+        return len(self.range)
+
+
+class SizeOfATensor(Asks):
+    def factor(self) -> Any:
+        return self.tensor.numel()
+
+
+class ItemOfATensor(Asks):
+    def factor(self) -> Any:
+        return self.act.tensor[0].item()
+
+
 class Listed(Asks):
     """Calls a module that is none of its parts."""
 
@@ -203,6 +220,7 @@ ASKED: dict[type[Asks], Change] = {
     Kind: lambda net: setattr(net, "nest", ([2.0], (3,))),
     FunctionInAList: lambda net: net.options["functions"].__setitem__(0, torch.tanh),
     Partial: lambda net: setattr(net, "wide", functools.partial(F.leaky_relu, negative_slope=0.2)),
+    Range: lambda net: setattr(net, "range", range(5)),
     Listed: lambda net: setattr(net.listed[0], "approximate", "tanh"),
     PartialOfAList: lambda net: net.sum_of.args[0].append(3.0),
     BoundMethod: lambda net: setattr(net, "bound", net.tripled),
@@ -239,6 +257,28 @@ def test_compiled_code_asks_again(kind: type[Asks]) -> None:
     for net in (model, fused):
         ASKED[kind](net)
     torch.testing.assert_close(compiled(x), model(x))
+
+
+CHANGED_TENSORS: dict[type[Asks], Change] = {
+    SizeOfATensor: lambda net: setattr(net, "tensor", torch.ones(7)),
+    ItemOfATensor: lambda net: net.act.tensor.mul_(3),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED_TENSORS, ids=lambda kind: kind.__name__)
+def test_tensors_that_are_plain_attributes(kind: type[Asks], fused_calls: FusedCalls) -> None:
+    """They are read at every call, so that nothing has to be compared."""
+    model, x = kind(), torch.randn(5, 6)
+    fused, _ = fuse_copy(model)
+    check_calls(model, fused, x, fused_calls, 1)
+    for net in (model, fused):
+        CHANGED_TENSORS[kind](net)
+    check_calls(model, fused, x, fused_calls, 1)
+
+
+class TensorInAList(Asks):
+    def factor(self) -> Any:
+        return self.tensors[0].sum().item()
 
 
 class Array(Asks):
@@ -300,6 +340,7 @@ class Backends(Asks):
 
 NOT_COMPARED = {
     Numpy: "its code reads self.number, a numpy float32, which is not compared at every call",
+    TensorInAList: "its code reads self.tensors, which has tensors, whose values are not compared",
     Array: "its code reads self.array, a numpy ndarray, which is not compared at every call",
     ArrayWithin: "its code reads self.arrays, a numpy ndarray, which is not compared at every call",
     Large: "its code reads self.table, a list of more values than are compared at every call",

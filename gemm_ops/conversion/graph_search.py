@@ -173,6 +173,13 @@ class _Tracer(fx.Tracer):
         if "training" in reading.attributes or reading.reads_grad_mode:
             raise NotTraceableError(f"its code calls a {name} that is no part of it and may train otherwise")
 
+    def _symbol(self, module: nn.Module, name: str) -> Any:
+        """What stands for a tensor that is a plain attribute; torch.fx has symbols of parameters and buffers only."""
+        for path, part in self.root.named_modules():
+            if part is module:
+                return self.create_proxy("get_attr", f"{path}.{name}".lstrip("."), (), {})
+        raise NotTraceableError(f"its code reads the tensor {name} of a {type(module).__name__} that is no part of it")
+
     def path_of_module(self, mod: nn.Module) -> str:
         with self._reads.paused():
             return super().path_of_module(mod)
@@ -212,6 +219,7 @@ class _Tracer(fx.Tracer):
                 keywords[parameter.name] = proxy
 
         def run(*given: Any) -> Any:
+            self._reads.stand_in = self._symbol
             with self._reads.recorded():
                 return root_fn(*given, **keywords)
 

@@ -12,6 +12,7 @@ Contract
   it says ``self.drop.p``, ``getattr(part, name, None)`` or ``hasattr``, and in which object it found the module.
 * A plain value, a function, or a container of them is compared at every call; of a tensor or a submodule, whose values
   are not in a graph, only that there is one.  An iterator refuses the trace before it is advanced.
+* A tensor that is neither parameter nor buffer is a symbol too, so that its shape or values make no numbers of a graph.
 * Of what is no module (``self.config.x``) nothing is recorded.
 """
 
@@ -19,11 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .functions import NotTraceableError
 from .values import Presence, UnkeptError, in_words, is_stream, kept
@@ -59,6 +60,8 @@ class Reads:
 
     def __init__(self, host: nn.Module) -> None:
         self._host = host
+        #: what stands for a tensor that is a plain attribute, by the module and the name
+        self.stand_in: Callable[[nn.Module, str], Any] | None = None
         self._names: dict[int, set[str]] = {}
         self._modules: dict[int, nn.Module] = {}
         self._refused = ""
@@ -81,6 +84,9 @@ class Reads:
             if is_stream(value):
                 self._refused = f"its code may move self.{name} on, {in_words(value)}"
                 raise NotTraceableError(self._refused)
+            if isinstance(value, Tensor) and self.stand_in is not None and name in vars(module):
+                with self.paused():
+                    return self.stand_in(module, name)
             return value
 
         # nn.Module has none of its own, so that it is taken off again, not put back

@@ -4,8 +4,8 @@
     >>> is_same(module.options, expected)
     True
 
-Plain values are compared by type and value, containers item by item; functions, modules and tensors in them by
-identity.
+Plain values are compared by type and value, containers item by item; functions and modules in them by identity.
+A tensor within one is none that a trace can stand for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from torch import Tensor, nn
 
 #: Values that are compared before a trace stands for a method; others, such as a configuration, should not change.
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+
+#: Others that never change, and are equal where they are the same.
+_VALUES = (*SIMPLE, range, torch.memory_format)
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 #: What PyTorch's compiler asks for by its parts, not by ``is``.
@@ -53,7 +56,7 @@ def kept(value: Any) -> Any:
     """
     if isinstance(value, functools.partial):
         return _copied(value)
-    if type(value) in SIMPLE or isinstance(value, _IDENTIFIED):
+    if type(value) in _VALUES or isinstance(value, _IDENTIFIED):
         return value
     if isinstance(value, _CONTAINERS):
         if _count(value, 0) > _MOST_VALUES:
@@ -94,7 +97,7 @@ def is_same(value: Any, expected: Any) -> bool:
         return value.__func__ is expected.__func__ and value.__self__ is expected.__self__
     if value is expected:
         return True
-    return type(value) is type(expected) and type(expected) in SIMPLE and bool(value == expected)
+    return type(value) is type(expected) and type(expected) in _VALUES and bool(value == expected)
 
 
 def is_stream(value: Any) -> bool:
@@ -138,6 +141,8 @@ def _copied(value: Any) -> Any:
         return frozenset(value)
     if isinstance(value, functools.partial):
         return functools.partial(value.func, *_copied(value.args), **_copied(value.keywords))
-    if type(value) in SIMPLE or isinstance(value, (*_IDENTIFIED, nn.Module, Tensor)):
+    if isinstance(value, Tensor):
+        raise UnkeptError("which has tensors, whose values are not compared")
+    if type(value) in _VALUES or isinstance(value, (*_IDENTIFIED, nn.Module)):
         return value
     return kept(value)

@@ -9,6 +9,7 @@ import functools
 import operator
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ class Asks(Net):
         self.part = nn.Sequential(nn.Identity(), nn.Tanh())
         self.wide = functools.partial(F.leaky_relu, negative_slope=0.5)
         self.bound = self.doubled
+        self.config = SimpleNamespace(factor=2.0)
         self.range, self.tensor, self.tensors = range(3), torch.ones(4), [torch.ones(4)]
         self.act.tensor = torch.ones(2)
         self.mode, self.listed = Mode.ONE, [nn.GELU()]
@@ -150,6 +152,11 @@ class Partial(Asks):
         return self.wide(self.fc(x))
 
 
+class Configured(Asks):
+    def factor(self) -> Any:
+        return self.config.factor
+
+
 class Range(Asks):
     def factor(self) -> Any:
         return len(self.range)
@@ -220,6 +227,7 @@ ASKED: dict[type[Asks], Change] = {
     Kind: lambda net: setattr(net, "nest", ([2.0], (3,))),
     FunctionInAList: lambda net: net.options["functions"].__setitem__(0, torch.tanh),
     Partial: lambda net: setattr(net, "wide", functools.partial(F.leaky_relu, negative_slope=0.2)),
+    Configured: lambda net: setattr(net, "config", SimpleNamespace(factor=3.0)),
     Range: lambda net: setattr(net, "range", range(5)),
     Listed: lambda net: setattr(net.listed[0], "approximate", "tanh"),
     PartialOfAList: lambda net: net.sum_of.args[0].append(3.0),

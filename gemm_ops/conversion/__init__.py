@@ -30,8 +30,9 @@ for the same; what code prints or warns it says while it is traced; functions of
 are not read, are taken to compute with tensors and nothing else; ``torch.jit.script`` refuses fused code, and
 ``torch.jit.trace`` takes the original's; a shallow copy of a module (``copy.copy``, ``nn.DataParallel``) calls the
 original's new code; hooks that come after ``torch.compile`` are seen if PyTorch looks for them, as with any module
-(``torch._dynamo.config.skip_nnmodule_hook_guards = False``), and a class that is patched after it is not; where layers
-have hooks, compiled code may call them in another order than the code does (up, gate for gate, up);
+(``torch._dynamo.config.skip_nnmodule_hook_guards = False``), and classes that are patched after it may not be; where
+layers have hooks, compiled code may call them in another order than the code does (up, gate for gate, up); dropout that
+has come later into the place of a fused activation may draw after what the code calls later;
 ``torch.export(strict=False)``, the default of newer versions, exports the original code, and ``strict=True`` the fused
 one; weights of odd K are copied into padded rows at every call on a GPU, where a ``FusedLinear`` keeps them so.
 

@@ -13,7 +13,7 @@ Contract
 * A plain value, a function, or a container of them is compared at every call; of a tensor or a submodule, whose values
   are not in a graph, only that there is one.  An iterator refuses the trace before it is advanced.
 * A tensor that is neither parameter nor buffer is a symbol too, so that its shape or values make no numbers of a graph.
-* Of what is no module (``self.config.x``) nothing is recorded.
+* Of what is no module (``self.config.x``) only is compared, but in compiled code, that it is the same object.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .functions import NotTraceableError
-from .values import Presence, UnkeptError, in_words, is_stream, kept
+from .values import Itself, Presence, UnkeptError, in_words, is_stream, kept
 
 #: The guard of this name is of the names of the submodules, which code goes through in a loop.
 PARTS = "_modules"
@@ -137,7 +137,7 @@ class Reads:
                 except UnkeptError as error:
                     place = ".".join(filter(None, ("self", path, name)))
                     raise NotTraceableError(f"its code reads {place}, {error}") from None
-                if expected is Presence.PRESENT and _is_of_class(module, name):
+                if (expected is Presence.PRESENT or isinstance(expected, Itself)) and _is_of_class(module, name):
                     continue  # a property that computes something, of what is recorded itself
                 if inspect.ismethod(value) and name not in module.__dict__:
                     continue  # which method it is, is compared with the class

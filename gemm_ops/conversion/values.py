@@ -15,7 +15,7 @@ import enum
 import functools
 import random
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,12 @@ class Presence(enum.Enum):
     PRESENT = "present"
 
 
+class Itself(NamedTuple):
+    """An object of which only is known which one it is, such as a configuration."""
+
+    value: Any
+
+
 class UnkeptError(Exception):
     """A value that cannot be compared later; says what it is."""
 
@@ -66,7 +72,7 @@ def kept(value: Any) -> Any:
         raise UnkeptError(f"a numpy {type(value).__name__}, which is not compared at every call")
     if isinstance(value, bytearray | memoryview):
         raise UnkeptError(f"a {type(value).__name__}, which may change")
-    return Presence.PRESENT
+    return Presence.PRESENT if isinstance(value, nn.Module | Tensor) else Itself(value)
 
 
 def is_same(value: Any, expected: Any) -> bool:
@@ -76,6 +82,9 @@ def is_same(value: Any, expected: Any) -> bool:
     """
     if expected is Presence.PRESENT:
         return value is not None and value is not Presence.ABSENT
+    if isinstance(expected, Itself):
+        # of which PyTorch's compiler would not take every kind
+        return torch.compiler.is_dynamo_compiling() or value is expected.value
     if isinstance(expected, dict):
         if not isinstance(value, dict) or list(value) != list(expected):
             return False

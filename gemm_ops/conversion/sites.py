@@ -34,10 +34,11 @@ from epilogues.tree import MAIN_OUTPUT
 from ..autocast import autocast_dtype, with_autocast
 from ..functional import matmul, multiply_described
 from ..transforms import are_transforms_active
-from .functions import NotTraceableError
-from .inspection import SIMPLE, read_code
+from .functions import ClassFunctions, NotTraceableError
+from .inspection import read_code, read_methods
 from .products import FLOATS, has_hooks, has_own_hooks, is_still, submodule, weight_matrix
 from .steps import Step, build_epilogue, operands_read, run_steps, stand_in, step_obstacle
+from .values import SIMPLE
 
 _ANNOTATIONS: dict[Kind, Any] = {Kind.ROW: Row, Kind.COLUMN: Column, Kind.SCALAR: Scalar, Kind.AUX: Aux}
 _PLAIN = (Tensor, nn.Parameter)
@@ -72,13 +73,14 @@ class _Seen:
     own: tuple[tuple[str, Any], ...]
     parts: dict[str, nn.Module | None]
     inner: tuple[_Seen, ...]
+    functions: ClassFunctions | None
 
     @classmethod
     def of(cls, module: nn.Module) -> _Seen:
         held = module.__dict__
         own = tuple((name, value) for name, value in held.items() if name not in _INTERNAL)
         inner = tuple(cls.of(part) for part in module._modules.values() if part is not None)
-        return cls(module, len(held), own, dict(module._modules), inner)
+        return cls(module, len(held), own, dict(module._modules), inner, _class_functions(module))
 
     def holds(self, module: nn.Module) -> bool:
         """Whether it is the same module still, with the same values and without hooks."""
@@ -88,6 +90,8 @@ class _Seen:
         for name, value in self.own:
             if held.get(name, held) is not value:
                 return False
+        if self.functions is not None and not self.functions.are_of(type(module)):
+            return False
         if not self.parts:
             return not held["_modules"]
         return held["_modules"] == self.parts and all(each.holds(each.module) for each in self.inner)
@@ -205,6 +209,8 @@ class FusedCall:
         shape = x.shape
         if k != shape[-1]:
             return None  # the module says it in PyTorch's words
+        if bias is not None and bias.shape != (n,):
+            return None  # it is spread over the result, or PyTorch says that it cannot be
         spread: tuple[Any, ...] = ()
         if operands:
             result = (*shape[:-1], n)
@@ -337,8 +343,19 @@ def _values(module: nn.Module) -> Values:
         for name in sorted(read_code(module, "forward").attributes - _INTERNAL - set(held)):
             if type(value := getattr(type(module), name, module)) in SIMPLE:
                 plain[name] = value
+    if (of_class := _class_functions(module)) is not None:
+        functions |= of_class.by_name
     parts = tuple((name, _values(part)) for name, part in module._modules.items() if part is not None)
     return type(module), has_hooks(module), tuple(plain.items()), tuple(functions.items()), parts
+
+
+def _class_functions(module: nn.Module) -> ClassFunctions | None:
+    """What a step runs of its module's class; None of PyTorch's, which nobody is taken to patch."""
+    if type(module).__module__.startswith("torch.nn."):
+        return None
+    with contextlib.suppress(NotTraceableError):
+        return ClassFunctions(type(module), {"forward", *read_methods(module, read_code(module, "forward"))})
+    return None  # which is no step
 
 
 def _in_constants(values: Values) -> Constants:

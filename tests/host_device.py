@@ -21,7 +21,7 @@ def leave_native_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets calls go through Python alone."""
     monkeypatch.setattr(native, "_started", True)
     monkeypatch.setattr(native, "_module", None)
-    for name in ("product", "layer", "elementwise"):
+    for name in ("product", "layer", "elementwise", "signature"):
         monkeypatch.setattr(native, name, lambda *_: None)
 
 

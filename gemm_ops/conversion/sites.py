@@ -31,6 +31,7 @@ from epilogues.builders import cast
 from epilogues.operand_shapes import fits, is_number
 from epilogues.tree import MAIN_OUTPUT
 
+from .. import native
 from ..autocast import autocast_dtype, with_autocast
 from ..functional import matmul, multiply_described
 from ..transforms import are_transforms_active
@@ -59,6 +60,9 @@ Described = tuple[str, tuple[str, ...], tuple[str, ...]]
 #: What a choice depends on of a step's module: its class, whether it has hooks, the plain values that it and its code
 #: have by name, its functions by name, and the same of its parts.
 Values = tuple[type, bool, tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]
+
+#: Shapes that a call keeps the facts of.
+_MOST_KNOWN = 256
 
 #: The same as far as it is constants to PyTorch's compiler.
 Constants = tuple[bool, tuple[tuple[str, Any], ...], tuple[str, ...], tuple[tuple[str, Any], ...]]
@@ -140,24 +144,43 @@ class FusedCall:
         self.given = {count: self.names[:read] for count, read in self.reads.items()}
         self._choices: dict[Any, Choice | None] = {}
         self._latest: _Latest | None = None
+        self._known: dict[bytes, Facts | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # the choices know the modules of the model that is copied
-        return {**self.__dict__, "_choices": {}, "_latest": None}
+        return {**self.__dict__, "_choices": {}, "_latest": None, "_known": {}}
 
     def __call__(self, x: Any, *operands: Any) -> Any:
         product = submodule(self.host, self.product)
-        facts = self._facts(product, x, operands)
+        in_graph = torch.compiler.is_dynamo_compiling()
+        facts = self._facts(product, x, operands) if in_graph else self._known_facts(product, x, operands)
         if facts is None:
             return run_steps(self.steps, [product(x)], operands, self._called())[-1]
-        if torch.compiler.is_dynamo_compiling():
+        if in_graph:
             return self._call_in_graph(facts, product, x, operands)
         choice = self._choice(facts)
         if choice is None:
             return run_steps(self.steps, [product(x)], operands, self._called())[-1]
         epilogue, count = choice
-        result = matmul(x, weight_matrix(product), epilogue, **self._given(count, product, operands))
+        given = self._given(count, product, operands)
+        result = native.product(x, product._parameters["weight"], self.is_linear, epilogue, False, given)
+        if result is None:
+            result = matmul(x, weight_matrix(product), epilogue, **given)
         return self._finish(count, result, operands)
+
+    def _known_facts(self, product: nn.Module, x: Any, operands: tuple[Any, ...]) -> Facts | None:
+        """The facts of a call, by those of an earlier one with tensors of the same dtypes and shapes."""
+        if not is_still(product, self.expected):
+            return None
+        held = product._parameters
+        key: bytes | None = native.signature(x, held["weight"], held["bias"], *operands)
+        if key is None:
+            return self._facts(product, x, operands)
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._facts(product, x, operands)
+        return self._known[key]
 
     def _call_in_graph(self, facts: Facts, product: nn.Module, x: Tensor, operands: tuple[Any, ...]) -> Any:
         """The same for PyTorch's compiler, which traces this, guards on what it reads, and takes a choice as it is."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from native_support import FakePlan, computed_natively, through_python
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epilogues as ep
@@ -208,6 +209,40 @@ def test_layer(fake_kernels: Any) -> None:
     layer(x)
     with computed_natively(fake_kernels):
         assert torch.equal(layer(x), torch.nn.functional.gelu(x.float() @ layer.weight.float().t()).to(BF16))
+
+
+class Halved(FusedLinear):
+    """A layer whose weight is made of its parameter, by a property that stands before it."""
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        return self._parameters["weight"] / 2  # type: ignore[operator]
+
+
+class Named(FusedLinear):
+    pass
+
+
+def test_a_layer_whose_weight_is_another(fake_kernels: Any) -> None:
+    x = random(6, 16)
+    halved = FusedLinear(16, 8, epilogue="relu", dtype=BF16)
+    halved.__class__ = Halved
+    for layer in (
+        halved,
+        torch.nn.utils.parametrizations.weight_norm(FusedLinear(16, 8, epilogue="relu", dtype=BF16)),
+        prune.random_unstructured(FusedLinear(16, 8, epilogue="relu", dtype=BF16), "weight", 0.5),
+    ):
+        for _ in range(2):
+            expected = torch.relu(x.float() @ layer.weight.float().t() + layer.bias.float())
+            torch.testing.assert_close(layer(x).float(), expected, atol=0.02, rtol=0.02)
+    layer = FusedLinear(16, 8, epilogue="relu", dtype=BF16)
+    layer(x)
+    layer.__dict__["weight"] = torch.zeros(8, 16, dtype=BF16)  # stands before the parameter, as it does to PyTorch
+    assert torch.equal(layer(x), torch.relu(layer.bias).expand(6, 8))
+    named = Named(16, 8, epilogue="relu", dtype=BF16)
+    named(x)
+    with computed_natively(fake_kernels):
+        named(x)
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])

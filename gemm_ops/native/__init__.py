@@ -66,7 +66,7 @@ def _none(*_: object) -> Any:
 
 #: ``product(a, b, turned, epilogue, padded_output, operands)``: the result of a product; ``turned``: b is a weight.
 product: Callable[..., Any] = _none
-#: ``layer(x, parameters, epilogues, padded_output, operands)``: that of a :class:`gemm_ops.FusedLinear`.
+#: ``layer(x, attributes, operands)``: that of a :class:`gemm_ops.FusedLinear`, by its ``__dict__``.
 layer: Callable[..., Any] = _none
 #: ``elementwise(x, epilogue, operands)``: that of an epilogue over x.
 elementwise: Callable[..., Any] = _none

@@ -202,17 +202,30 @@ PyObject* product(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t /*c
   END_HANDLE_TH_ERRORS
 }
 
-// layer(x, parameters, epilogues, padded_output, operands): of a FusedLinear
+// layer(x, attributes, operands): of a FusedLinear, by its __dict__; its weight and bias are those of its parameters,
+// unless attributes stand before them
 PyObject* layer(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t /*count*/) {
   HANDLE_TH_ERRORS
-  PyObject* weight = PyDict_GetItemString(arguments[1], "weight");
-  PyObject* bias = PyDict_GetItemWithError(arguments[1], bias_name());
-  PyObject* operands = arguments[4];
-  if (!PyDict_Check(operands) || !THPVariable_CheckExact(arguments[0])) Py_RETURN_NONE;  // torch.fx has proxies there
+  PyObject *x = arguments[0], *held = arguments[1], *operands = arguments[2];
+  if (!PyDict_Check(operands) || !THPVariable_CheckExact(x)) Py_RETURN_NONE;  // torch.fx has proxies there
+  static PyObject* const weight_name = PyUnicode_InternFromString("weight");
+  static PyObject* const parameters_name = PyUnicode_InternFromString("_parameters");
+  static PyObject* const epilogues_name = PyUnicode_InternFromString("_epilogues");
+  static PyObject* const padded_name = PyUnicode_InternFromString("padded_output");
+  static PyObject* const adapter_name = PyUnicode_InternFromString("within_adapter");
+  PyObject* parameters = PyDict_GetItemWithError(held, parameters_name);
+  PyObject* epilogues = PyDict_GetItemWithError(held, epilogues_name);
+  PyObject* padded = PyDict_GetItemWithError(held, padded_name);
+  PyObject* adapter = PyDict_GetItemWithError(held, adapter_name);
+  if (parameters == nullptr || epilogues == nullptr || padded == nullptr) Py_RETURN_NONE;
+  if (adapter != nullptr && adapter != Py_False) Py_RETURN_NONE;
+  if (PyDict_Contains(held, weight_name) != 0 || PyDict_Contains(held, bias_name()) != 0) Py_RETURN_NONE;
+  PyObject* weight = PyDict_GetItemWithError(parameters, weight_name);
+  PyObject* bias = PyDict_GetItemWithError(parameters, bias_name());
   if (weight == nullptr || bias == nullptr || is_given(operands, bias_name())) Py_RETURN_NONE;
   if (bias == Py_None) bias = nullptr;
-  PyObject* epilogue = PyTuple_GET_ITEM(arguments[2], bias == nullptr ? 1 : 0);
-  return compute_product(arguments[0], weight, true, epilogue, arguments[3] == Py_True, operands, bias);
+  PyObject* epilogue = PyTuple_GET_ITEM(epilogues, bias == nullptr ? 1 : 0);
+  return compute_product(x, weight, true, epilogue, padded == Py_True, operands, bias);
   END_HANDLE_TH_ERRORS
 }
 

@@ -470,7 +470,8 @@ def test_signatures_tell_what_choices_depend_on(fake_kernels: Any) -> None:
         with torch.autocast("cpu", dtype=dtype):
             found.append(signature(x, weight, None, 1.0))
     assert all(isinstance(one, bytes) for one in found) and len(set(found)) == len(found)
-    for left in ((x.as_subclass(Subclass), weight), (x, True), (x, "text"), (x, x.to("meta")), (3.0, x)):
+    there = x.to("meta")
+    for left in ((x.as_subclass(Subclass), weight), (x, True), (x, "text"), (x, there), (there, there), (3.0, x)):
         assert signature(*left) is None
 
 

@@ -253,6 +253,7 @@ PyObject* signature(PyObject* /*self*/, PyObject* const* arguments, Py_ssize_t c
   if (count == 0 || !THPVariable_CheckExact(arguments[0])) Py_RETURN_NONE;
   const auto device = THPVariable_Unpack(arguments[0]).device();
   const auto plain = plain_keys(device.type());
+  if (plain.empty()) Py_RETURN_NONE;  // a kind without kernels, which autocast may not know either
   c10::SmallVector<uint64_t, 48> words;
   const bool casts = at::autocast::is_autocast_enabled(device.type());
   words.push_back(casts ? 1 + static_cast<uint64_t>(at::autocast::get_autocast_dtype(device.type())) : 0);

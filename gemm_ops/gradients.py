@@ -32,7 +32,7 @@ from epilogues.dtypes import DTYPES, dtype_name
 from epilogues.gradients.backward import ACCUMULATOR, Backward
 from epilogues.gradients.chain_rule import free_name
 from epilogues.gradients.derivative import derivative
-from epilogues.tree import Accumulator, Operand, Store
+from epilogues.tree import MAIN_OUTPUT, Accumulator, Operand, Store
 
 #: Computes an epilogue: of x and operands by name, the outputs by name.
 Compute = Callable[[Tensor, Epilogue, Mapping[str, Tensor | float]], Mapping[str, Tensor]]
@@ -318,8 +318,12 @@ def _stored_as(
             name = free_name("terms", {*epilogue.operands, *epilogue.outputs, *(other.name for other in stores)})
             stores.append(Store(name, store.value, "f32"))
             outputs |= dict.fromkeys(apart, name)
-    tree = replace(epilogue.tree, outputs=tuple(stores)) if stores else None
-    return None if tree is None else Epilogue.from_tree(tree, epilogue.name), outputs
+    if not stores:
+        return None, outputs
+    first = stores[0].name  # an epilogue's first output is called D
+    stores[0] = replace(stores[0], name=MAIN_OUTPUT)
+    outputs = {target: MAIN_OUTPUT if name == first else name for target, name in outputs.items()}
+    return Epilogue.from_tree(replace(epilogue.tree, outputs=tuple(stores)), epilogue.name), outputs
 
 
 def _short(dtype: torch.dtype) -> str | None:

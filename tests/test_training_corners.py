@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epilogues as ep
+from epilogues import Aux, Row
 from gemm_ops import FusedLinear, linear, matmul, recording
 
 pytestmark = pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
@@ -105,9 +106,15 @@ def test_a_padded_result_may_be_changed_in_place(
     torch.testing.assert_close(*found)
 
 
+@ep.epilogue
+def gated_residual(acc, residual: Aux, scale: Row):
+    return acc + residual * scale
+
+
 @pytest.mark.parametrize(
     ("epilogue", "written"),
     [
+        (gated_residual, [2]),  # the accumulator's is what comes in
         (ep.builders.bias_activation(None), []),
         (ep.builders.residual(), []),
         (ep.builders.residual("gelu"), [1]),  # the residual's gradient is what comes in
@@ -128,7 +135,8 @@ def test_what_comes_in_is_not_written_again(
 
     monkeypatch.setattr(recording, "run_elementwise", watched)
     x, weight, bias, residual = leaf(4, 7), leaf(5, 7), leaf(5), leaf(4, 5)
-    operands = {name: {"bias": bias, "residual": residual}[name] for name in epilogue.operands}
+    known = {"bias": bias, "residual": residual, "scale": leaf(5)}
+    operands = {name: known[name] for name in epilogue.operands}
     inputs = [x, weight, *operands.values()]
     result = linear(x, weight, epilogue, **operands)
     grads = torch.autograd.grad(result.square().sum(), inputs)

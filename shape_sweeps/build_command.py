@@ -6,31 +6,36 @@
 
 No device need be there: which kernels the calls would use is :mod:`gemm_ops.foreseen`'s to say, for the compute
 capability and the number of multiprocessors of a device by its name.  The calls are those that a user makes, with new
-outputs; a sweep (``run``) writes into buffers of its own as well, whose rows may lie otherwise.
+outputs; a sweep (``run``) writes into buffers with padded rows as well, whose kernels ``--padded`` builds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 import epilogues as ep
 import gemm_ops
 from gemm_ops.build.buildable import Buildable
 from gemm_ops.build.bundle import merge
 from gemm_ops.explain import DEVICES, Device, find_device, present_device
+from gemm_ops.explain.units import count
 from gemm_ops.foreseen import foresee
 from gemm_ops.kernels.families import families_for
 from gemm_ops.kernels.selection import Target
+from gemm_ops.outputs import padded_pitch
 
 from . import report
 from .cases import Case
 from .cli import BAD_INPUT, FAILURE, INTERRUPTED, OK, complain
 from .errors import InputError, one_line
-from .inputs import placeholder_inputs
+from .inputs import Inputs, output_dtypes, placeholder_inputs
 from .outputs import Output, prepare
 from .shapes import split_list
 
@@ -65,7 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " multiprocessors as well: that of a --device of the architecture, else of the first in the list above",
     )
     add("--training", action="store_true", help="also the kernels of recorded forwards and of their backwards")
-    add("--padded-output", action="store_true", help="also those of calls with padded_output=True")
+    add(
+        "--padded",
+        action="store_true",
+        help="where extents are odd, also those of calls whose x, weight or outputs lie in padded rows, as the weight"
+        " of a FusedLinear in evaluation mode and the result of padded_output=True do",
+    )
     add("--pack", metavar="FILE", help="write the kernels into one file (.tar.xz), which unpack takes elsewhere")
 
 
@@ -151,26 +161,21 @@ def plan(
     targets: Sequence[Target],
     *,
     training: bool = False,
-    padded_output: bool = False,
+    padded: bool = False,
 ) -> Planned:
-    """The kernels of cases on PyTorch's meta device."""
+    """The kernels of cases on PyTorch's meta device; ``padded``: as the option of that name."""
     planned = Planned()
     for case in cases:
         epilogue = epilogues[case.epilogue]
         title = f"{case.shape} {case.dtype} {case.epilogue}"
-        for target in targets:
-            for padded in (False, True) if padded_output else (False,):
-                try:
-                    inputs = placeholder_inputs(case, epilogue)
-                    found = foresee(
-                        *(inputs.a, inputs.right, epilogue, inputs.operands, target),
-                        backend=case.backend,
-                        training=training,
-                        padded_output=padded,
-                    )
-                except Exception as error:  # a fault of this case, whatever it is, must not end the command
-                    planned.refused[one_line(error)] += 1
-                    continue
+        try:
+            for (inputs, padded_output), target in itertools.product(_calls(case, epilogue, padded), targets):
+                found = foresee(
+                    *(inputs.a, inputs.right, epilogue, inputs.operands, target),
+                    backend=case.backend,
+                    training=training,
+                    padded_output=padded_output,
+                )
                 if found.refusal:
                     planned.refused[f"{_name(target)}: {one_line(found.refusal)}"] += 1
                 planned.notes.update(one_line(note) for note in found.notes)
@@ -179,7 +184,28 @@ def plan(
                     served = planned.serves.setdefault(kernel.key, [])
                     if title not in served:
                         served.append(title)
+        except Exception as error:  # a fault of this case, whatever it is, must not end the command
+            planned.refused[one_line(error)] += 1
     return planned
+
+
+def _calls(case: Case, epilogue: ep.Epilogue, padded: bool) -> list[tuple[Inputs, bool]]:
+    """Inputs, and whether outputs are to lie in padded rows: contiguous first, then what differs from it."""
+    inputs = placeholder_inputs(case, epilogue)
+    wide = any(padded_pitch((case.m, case.n), dtype) for dtype in output_dtypes(case, epilogue).values())
+    ways = [(False, True) if padded and can else (False,) for can in (_pads(inputs.a), _pads(inputs.b), wide)]
+    return [
+        (replace(inputs, a=_in_rows(inputs.a, pad_a), b=_in_rows(inputs.b, pad_b)), pad_output)
+        for pad_a, pad_b, pad_output in itertools.product(*ways)
+    ]
+
+
+def _pads(matrix: Tensor) -> bool:
+    return padded_pitch(matrix.shape, matrix.dtype) != 0
+
+
+def _in_rows(matrix: Tensor, padded: bool) -> Tensor:
+    return gemm_ops.empty_padded(matrix.shape, dtype=matrix.dtype, device="meta") if padded else matrix
 
 
 def run(options: argparse.Namespace, cases: Sequence[Case], epilogues: Mapping[str, ep.Epilogue]) -> int:
@@ -190,10 +216,11 @@ def run(options: argparse.Namespace, cases: Sequence[Case], epilogues: Mapping[s
     """
     targets = read_targets(options)
     pack = None if options.pack is None else _prepare_pack(options.pack)
-    planned = plan(cases, epilogues, targets, training=options.training, padded_output=options.padded_output)
+    planned = plan(cases, epilogues, targets, training=options.training, padded=options.padded)
     console = report.make_console()
     where = ", ".join(f"{_name(target)} ({target.multiprocessors} multiprocessors)" for target in targets)
-    console.print(f"shape-sweeps: {len(planned.kernels)} kernels for {len(cases)} cases on {where}", soft_wrap=True)
+    for_cases = f"{count(len(planned.kernels), 'kernel')} for {count(len(cases), 'case')}"
+    console.print(f"shape-sweeps: {for_cases} on {where}", soft_wrap=True)
 
     results: dict[str, str] = {}
     errors: dict[str, str] = {}
@@ -218,10 +245,10 @@ def run(options: argparse.Namespace, cases: Sequence[Case], epilogues: Mapping[s
             except gemm_ops.BuildError:
                 assert errors, "each that failed was told of"
     report.print_kernels(console, kernels, planned.serves, results, errors)
-    for reason, count in planned.refused.items():
-        console.print(f"no kernel for {count} calls: {report.shorten(reason)}", soft_wrap=True)
-    for note, count in planned.notes.items():
-        console.print(f"note on {count} calls: {report.shorten(note)}", soft_wrap=True)
+    for reason, calls in planned.refused.items():
+        console.print(f"no kernel for {count(calls, 'call')}: {report.shorten(reason)}", soft_wrap=True)
+    for note, calls in planned.notes.items():
+        console.print(f"note on {count(calls, 'call')}: {report.shorten(note)}", soft_wrap=True)
     cached = sum(result == report.THERE for result in results.values())
     summary = f"{len(results) - cached} built, {cached} there already, {len(errors)} failed"
     if interrupted:
@@ -234,7 +261,7 @@ def run(options: argparse.Namespace, cases: Sequence[Case], epilogues: Mapping[s
         except gemm_ops.BundleError as error:
             complain(f"--pack: {error}")
             return BAD_INPUT
-        console.print(f"packed {packed} kernels into {pack.name}", soft_wrap=True)
+        console.print(f"packed {count(packed, 'kernel')} into {pack.name}", soft_wrap=True)
     return FAILURE if errors or not results else OK
 
 
@@ -263,10 +290,10 @@ def unpack(options: argparse.Namespace) -> int:
     except (gemm_ops.BundleError, gemm_ops.BuildError) as error:
         raise InputError(f"unpack: {one_line(str(error))}") from error
     console = report.make_console()
-    count, added = len(merged.manifest.kernels), len(merged.added)
+    total, added = len(merged.manifest.kernels), len(merged.added)
     folder = gemm_ops.cache_folder() if options.into is None else options.into
     console.print(
-        f"{count} kernels in {options.file}: {added} are new in {folder}, {count - added} were there already",
+        f"{count(total, 'kernel')} in {options.file}: {added} new in {folder}, {total - added} there already",
         soft_wrap=True,
     )
     if merged.foreign:

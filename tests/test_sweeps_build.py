@@ -15,9 +15,12 @@ from build_support import FAILS, SPEC, WRITES, Install, count, fresh, install
 import gemm_ops
 from gemm_ops.build.cache import cache_folder
 from gemm_ops.build.compiler import build_kernel
+from gemm_ops.dispatch import bind_call
 from gemm_ops.foreseen import foresee
-from gemm_ops.kernels.selection import Target
+from gemm_ops.kernels.selection import Target, select_kernel
 from shape_sweeps import build_command, cli, options
+from shape_sweeps.catalogue import load_epilogue
+from shape_sweeps.guards import GuardedOutput
 
 __all__ = ["fresh", "install"]
 
@@ -46,7 +49,7 @@ def test_builds_what_the_calls_need(install: Install, capsys: pytest.CaptureFixt
     code, out, err = run(capsys, *ONE)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "shape-sweeps: 1 kernels for 1 cases on sm_90 (132 multiprocessors)"
+    assert lines[0] == "shape-sweeps: 1 kernel for 1 case on sm_90 (132 multiprocessors)"
     (row,) = [line for line in lines if line.startswith("sm90_")]
     assert re.fullmatch(r"sm90_\S+ bf16 row/column -> bf16, sm_90a +512x512x512 bf16 bias_gelu +[0-9.]+ s *", row)
     assert lines[-1] == "1 built, 0 there already, 0 failed"
@@ -77,6 +80,41 @@ def test_several_devices(install: Install, capsys: pytest.CaptureFixture[str]) -
     assert code == 0 and "on sm_90 (132 multiprocessors), sm_80 (108 multiprocessors)" in out
     assert out.splitlines()[-1] == "2 built, 0 there already, 0 failed"
     assert ", sm_90a " in out and ", sm_80 " in out
+
+
+def keys(*arguments: str) -> set[str]:
+    chosen = options.parser().parse_args(["build", *arguments])
+    cases, epilogues = options.select_for_build(chosen)
+    targets = build_command.read_targets(chosen)
+    return set(build_command.plan(cases, epilogues, targets, training=chosen.training, padded=chosen.padded).kernels)
+
+
+@pytest.mark.parametrize("device", [Target((9, 0), 132), Target((8, 0), 108)])
+@pytest.mark.parametrize("shape", [(64, 255, 129), (513, 1025, 2049), (64, 256, 128)])
+def test_padded_rows(device: Target, shape: tuple[int, int, int]) -> None:
+    """Of a layer in evaluation mode, of what follows one with padded outputs, and of a sweep's own buffers."""
+    m, n, k = shape
+    arch = f"sm_{device.capability[0]}{device.capability[1]}"
+    asked = ["--shapes", f"{m}x{n}x{k}", "--dtypes", "bf16", "--epilogues", "identity", "--arch", arch]
+    usual, padded = keys(*asked), keys(*asked, "--padded")
+    # an SM80 kernel reads as much at once as the extents allow, however the rows lie
+    assert usual <= padded and (usual < padded) == (n % 8 != 0 and arch == "sm_90")
+
+    def rows(*extents: int, pad: bool = True) -> torch.Tensor:
+        return (
+            gemm_ops.empty_padded(extents, dtype=torch.bfloat16, device="meta")
+            if pad
+            else torch.empty(extents, dtype=torch.bfloat16, device="meta")
+        )
+
+    identity = load_epilogue("identity")
+    for x_padded in (False, True):
+        found = foresee(rows(m, k, pad=x_padded), rows(n, k).t(), identity, {}, device, padded_output=True)
+        assert {kernel.key for kernel in found.kernels} <= padded
+    out = GuardedOutput.allocate(m, n, torch.bfloat16, "meta", "padded", fill=False).view
+    call = bind_call(rows(m, k, pad=False), rows(n, k, pad=False).t(), identity, {}, out)
+    spec = select_kernel(call.tree, "bf16", call.request, target=device).spec
+    assert spec is not None and spec.key in padded
 
 
 @pytest.mark.parametrize(
@@ -118,12 +156,12 @@ def test_without_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
 def test_calls_without_a_kernel(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     install(WRITES)
     code, out, _ = run(capsys, *ONE[:2], "512x512x512,0x8x8", *ONE[3:])
-    assert code == 0 and "no kernel for 1 calls: sm_90: an extent is 0" in out
+    assert code == 0 and "no kernel for 1 call: sm_90: an extent is 0" in out
     code, out, _ = run(capsys, *ONE[:-1], "a100-80", "--backend", "sm90")
-    assert code == 1 and "no kernel for 1 calls: sm_80: no kernel family runs on compute capability 8.0" in out
+    assert code == 1 and "no kernel for 1 call: sm_80: no kernel family runs on compute capability 8.0" in out
     huge = f"{2**31 - 1}x{2**31 - 1}x8"
     code, out, _ = run(capsys, "build", "--shapes", huge, "--dtypes", "fp32", "--epilogues", "gate", *H200)
-    assert code == 1 and "no kernel for 1 calls: RuntimeError: Storage size calculation overflowed" in out
+    assert code == 1 and "no kernel for 1 call: RuntimeError: Storage size calculation overflowed" in out
     assert out.splitlines()[-1] == "0 built, 0 there already, 0 failed"
 
 
@@ -153,13 +191,13 @@ def test_pack_and_unpack(
     monkeypatch.delenv("CUDA_HOME")
     code, out, _ = run(capsys, "unpack", str(path))
     assert code == 0
-    assert out == f"3 kernels in {path}: 3 are new in {tmp_path}/elsewhere, 0 were there already\n"
+    assert out == f"3 kernels in {path}: 3 new in {tmp_path}/elsewhere, 0 there already\n"
     assert len(kernels()) == 3 and SPEC.key not in kernels()
     # all that the calls need is there, without a compiler
     code, out, _ = run(capsys, *ONE, "--training")
     assert code == 0 and out.splitlines()[-1] == "0 built, 3 there already, 0 failed"
     code, out, _ = run(capsys, "unpack", str(path), "--into", str(tmp_path / "folder"))
-    assert code == 0 and f"3 are new in {tmp_path}/folder, 0 were" in out
+    assert code == 0 and f"3 new in {tmp_path}/folder, 0 there" in out
     with tarfile.open(path) as tar:
         manifest = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
     assert len(manifest["kernels"]) == 3

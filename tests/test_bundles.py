@@ -311,6 +311,35 @@ def test_links_and_devices_are_refused(
     assert not (root / "kernels").exists()
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"path": "../../evil.so"},
+        {"size": "-5"},
+        {"size": "99999999999999"},
+        {"GNU.sparse.map": "0,5"},
+        {"GNU.sparse.size": "10", "GNU.sparse.map": "a,b"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x", "GNU.sparse.realsize": "9"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("where", [MANIFEST, LIBRARY])
+def test_extended_headers_change_nothing(
+    headers: dict[str, str], where: str, packed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = elsewhere(monkeypatch, tmp_path)
+    entries = read(packed)
+    with tarfile.open(packed, "w:xz", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in entries.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            member.pax_headers = headers if name == where else {}
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(BundleError):
+        gemm_ops.unpack_kernels(packed)
+    assert not (root / "kernels").exists() and not list(root.glob("building/*"))
+
+
 def test_an_entry_that_comes_twice_is_refused(packed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     elsewhere(monkeypatch, tmp_path)
     entries = read(packed)

@@ -21,6 +21,7 @@ from gemm_ops.foreseen import Foreseen, foresee
 from gemm_ops.kernels.pad_spec import PadSpec
 from gemm_ops.kernels.selection import Target
 from gemm_ops.kernels.spec import KernelSpec
+from gemm_ops.runtime import loading
 
 BF16, F32 = torch.bfloat16, torch.float32
 H200 = Target((9, 0), 132)
@@ -181,6 +182,13 @@ def test_calls_on_the_host_launch_what_is_foreseen(
     assert launched == {kernel.key: kernel.title for kernel in foreseen.kernels if kernel.kind == "elementwise"}
 
 
+class _Everything(dict[str, Any]):
+    """As if each kernel were loaded."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("shape", [(64, 512, 512), (1000, 3001, 2000), (16, 4096, 4096)], ids=str)
 def test_the_decision_is_the_dispatchs(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """``decide`` itself, which is told that the tensors are on a device and the kernel is built."""
@@ -189,8 +197,7 @@ def test_the_decision_is_the_dispatchs(shape: tuple[int, int, int], monkeypatch:
     call = dispatch.bind_call(a, b, epilogue, operands, None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(dispatch, "multiprocessor_count", lambda device: 132)
-    monkeypatch.setattr(dispatch, "is_loaded", lambda spec: True)
-    monkeypatch.setattr("gemm_ops.elementwise_call.is_loaded", lambda spec: True)
+    monkeypatch.setattr(loading, "_loaded", _Everything())
     monkeypatch.setattr("gemm_ops.elementwise_call.runs_kernels", lambda device: True)
     monkeypatch.setattr("gemm_ops.two_passes.product_dtype", lambda a, b, rounded: F32)
     object.__setattr__(call.problem, "device", torch.device("cuda"))

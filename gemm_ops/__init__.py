@@ -27,6 +27,7 @@ The layers, from the user down; each only knows those below it:
 ``lowering/``            epilogue tree to C++, through the CUTLASS Python interface.
 ``elementwise/``         the same tree as one standalone kernel over tensors, without a GEMM.
 ``build/``               nvcc, the cache of built kernels, and bundles of them for other machines.
+``when_to_build``        when a call's kernel is built.
 ``runtime/``             loading and launching.
 ``fallback``             the PyTorch reference backend.  ``autocast``: what dtype it asks for.
 
@@ -54,6 +55,7 @@ from .functional import backend_for, linear, matmul
 from .modules import FusedLinear
 from .outputs import empty_padded
 from .standalone import apply
+from .when_to_build import building
 
 __all__ = [
     "BuildError",
@@ -70,6 +72,7 @@ __all__ = [
     "backend_for",
     "build_kernel",
     "build_kernels",
+    "building",
     "cache_folder",
     "empty_padded",
     "epilogue_last",

@@ -34,8 +34,7 @@ from .addressing import Addressing, Request
 from .addressing.placement import describe
 from .addressing.views import given_view, has_memory, new_view, read_request
 from .announce import announce
-from .build.cache import find_library
-from .build.toolchain import find_toolchain
+from .build.buildable import Buildable
 from .elementwise.spec import ElementwiseSpec
 from .elementwise_call import Walk
 from .errors import ProblemError, ToolchainError, UnsupportedProblemError
@@ -49,8 +48,8 @@ from .outputs import bind_outputs, in_padded_rows
 from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
-from .runtime.loading import is_loaded
 from .two_passes import TwoPasses, find_tail
+from .when_to_build import NotBuilt, obstacle
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,8 @@ class Decision:
         routes: the same in words, a line for each tensor: as it is, at its own alignment, or copied first, and why.
         loss: whether not fusing loses something the user may want to know of.
         tail: how the epilogue of "cublas" is computed; None for other backends.
+        for_now: whether another call may be decided otherwise, as this one's kernel is not built.
+        awaited: that kernel, if it is to be built in the background.
     """
 
     backend: str
@@ -78,6 +79,8 @@ class Decision:
     routes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     loss: bool = dataclasses.field(default=False, repr=False)
     tail: Walk | None = dataclasses.field(default=None, repr=False)
+    for_now: bool = dataclasses.field(default=False, repr=False)
+    awaited: Buildable | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -194,13 +197,13 @@ def _decide_fused(call: Call, forced: str) -> Decision | tuple[str, bool]:
     spec = selection.spec
     if spec is None:
         return selection.reason, True
-    if not is_loaded(spec) and find_library(spec) is None:
-        try:
-            find_toolchain()
-        except ToolchainError as error:
-            if forced != "auto":
-                raise
-            return f"the kernel is not built yet and cannot be: {error}", True
+    try:
+        if reason := obstacle(spec, waited_for=forced != "auto"):
+            return reason, True
+    except ToolchainError as error:
+        if forced != "auto":
+            raise
+        return f"the kernel is not built yet and cannot be: {error}", True
     reason = f"compute capability {capability[0]}.{capability[1]}"
     return Decision(spec.config.family, spec.config.name, reason, spec, selection.addressing, _routes(call, selection))
 
@@ -211,17 +214,22 @@ def _decide_by_measurement(call: Call, fused: Decision) -> Decision:
     assert fused.addressing is not None
     reason = faster_in_two_passes(problem.m, problem.n, problem.k, fused.addressing, fused.backend)
     tail = find_tail(call) if reason else reason
+    if isinstance(tail, NotBuilt):
+        return dataclasses.replace(fused, for_now=True, awaited=tail.spec)
     return fused if isinstance(tail, str) else Decision("cublas", None, reason, tail.spec, tail=tail)
 
 
 def _decide_two_passes(call: Call, reason: str, *, loss: bool) -> Decision:
     """CuBLAS and one kernel for the epilogue, or PyTorch operation by operation where that is not possible."""
     tail = find_tail(call)
+    for_now, awaited = isinstance(reason, NotBuilt), reason.spec if isinstance(reason, NotBuilt) else None
     if not isinstance(tail, str):
-        return Decision("cublas", None, reason, tail.spec, tail=tail, loss=loss)
+        return Decision("cublas", None, reason, tail.spec, tail=tail, loss=loss, for_now=for_now, awaited=awaited)
     if forced_backend() == "cublas":
         raise UnsupportedProblemError(f"the backend 'cublas' cannot compute this: {tail}")
-    return Decision("reference", None, reason, loss=loss)
+    if isinstance(tail, NotBuilt) and not for_now:
+        for_now, awaited = True, tail.spec
+    return Decision("reference", None, reason, loss=loss, for_now=for_now, awaited=awaited)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -31,8 +31,6 @@ from .addressing.views import has_memory
 from .announce import announce
 from .arguments import outputs_by_name
 from .autocast import without_autocast
-from .build.cache import find_library
-from .build.toolchain import find_toolchain
 from .elementwise.layout import Layout, plan_layout, view_of
 from .elementwise.spec import ElementwiseSpec
 from .elementwise_plan import ElementwisePlan
@@ -43,7 +41,7 @@ from .outputs import bind_outputs
 from .plan import find_plan, plan_key, remember_plan
 from .problem import Problem, read_tensor
 from .resolving import resolve_tree
-from .runtime.loading import is_loaded
+from .when_to_build import NotBuilt, build_in_background, obstacle
 
 
 @dataclass(frozen=True)
@@ -125,12 +123,11 @@ def find_walk(call: ElementwiseCall) -> Walk | str:
         return layout
     major, minor = torch.cuda.get_device_capability(problem.device)
     spec = ElementwiseSpec.of(call.tree, call.x_dtype, layout, f"{major}{minor}")
-    if not is_loaded(spec) and find_library(spec) is None:
-        try:
-            find_toolchain()
-        except ToolchainError as error:
-            return f"the kernel is not built yet and cannot be: {error}"
-    return Walk(spec, layout)
+    try:
+        reason = obstacle(spec, waited_for=forced_backend() != "auto")
+    except ToolchainError as error:
+        reason = f"the kernel is not built yet and cannot be: {error}"
+    return Walk(spec, layout) if reason is None else reason
 
 
 def lay_out(call: ElementwiseCall) -> Layout | str:
@@ -174,6 +171,8 @@ def run_elementwise(
     call = bind_elementwise(x, epilogue, operands, out)
     walk = find_walk(call)
     if isinstance(walk, str):
+        if isinstance(walk, NotBuilt) and walk.spec is not None:
+            build_in_background(walk.spec)
         return _compute_unfused(call, walk)
     plan = ElementwisePlan(epilogue, call.tree, walk.spec, walk.layout, call.problem.device)
     if key is not None:

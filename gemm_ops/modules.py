@@ -68,6 +68,13 @@ class FusedLinear(nn.Linear):
 
     #: Set where an adapter holds the layer; see :mod:`gemm_ops.holders`.
     within_adapter = False
+    #: Whether a layer's weight, bias and epilogue are those that it holds, and not what a subclass makes of them.
+    _has_own_parameters = True
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        own = not hasattr(cls, "weight") and not hasattr(cls, "bias")
+        cls._has_own_parameters = own and cls.epilogue_of_call is FusedLinear.epilogue_of_call
 
     def __init__(
         self,
@@ -179,8 +186,8 @@ class FusedLinear(nn.Linear):
         Returns:
             (..., out_features), or a dictionary of such tensors if the epilogue has several outputs.
         """
-        if not (self.within_adapter or torch.compiler.is_compiling()):
-            warm = native.layer(input, self._parameters, self._epilogues, self.padded_output, operands)
+        if self._has_own_parameters and not torch.compiler.is_compiling():
+            warm = native.layer(input, self.__dict__, operands)
             if warm is not None:
                 return warm
         if isinstance(input, Proxy) and not self.within_adapter:

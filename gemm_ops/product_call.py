@@ -23,6 +23,7 @@ from .forcing import forced_backend, require_no_kernel
 from .gradients import product_needs, storing_forward
 from .plan import find_plan, plan_key, remember_plan
 from .transforms import TRANSFORMED
+from .when_to_build import build_in_background
 
 
 def multiply(
@@ -51,10 +52,12 @@ def multiply(
     call = bind_call(a, b, epilogue, operands, out, padded_output=padded_output)
     decision = decide(call)
     announce_fallback(decision)
+    if decision.awaited is not None:
+        build_in_background(decision.awaited)
     plan = make_plan(call, decision)
     if plan is None:
         return compute_by_operations(call, transformed=not call.is_in_memory)
-    if key is not None:
+    if key is not None and not decision.for_now:
         remember_plan(key, plan)
         if out is None:
             native.remember_plan(plan, (a, b), epilogue, operands, padded_output)

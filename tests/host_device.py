@@ -21,7 +21,7 @@ def leave_native_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets calls go through Python alone."""
     monkeypatch.setattr(native, "_started", True)
     monkeypatch.setattr(native, "_module", None)
-    for name in ("product", "layer", "elementwise"):
+    for name in ("product", "layer", "elementwise", "signature"):
         monkeypatch.setattr(native, name, lambda *_: None)
 
 
@@ -32,7 +32,7 @@ class HostDevice:
         self.launched: list[ElementwiseSpec] = []
         leave_native_out(monkeypatch)  # whose launches nobody here would see
         monkeypatch.setattr(elementwise_call, "runs_kernels", lambda device: device.type == "cpu")
-        monkeypatch.setattr(elementwise_call, "is_loaded", lambda spec: True)
+        monkeypatch.setattr(elementwise_call, "obstacle", lambda spec, **_: None)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(elementwise_plan, "load_elementwise", lambda spec: spec)
         monkeypatch.setattr(elementwise_plan, "start", self._start)

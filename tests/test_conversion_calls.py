@@ -47,6 +47,8 @@ def test_a_layer_that_changes_after_fusing(fused_calls: FusedCalls) -> None:
     both(lambda net: setattr(net, "act", nn.LayerNorm(6)))
     both(lambda net: setattr(net, "act", Counting()))
     both(lambda net: setattr(net.act, "forward", torch.cos))
+    both(lambda net: setattr(net.fc, "bias", nn.Parameter(torch.rand(1))))
+    both(lambda net: setattr(net.fc, "bias", nn.Parameter(torch.rand(1, 6))))
     # what is as plain as before is fused as before, with what is there now
     both(lambda net: setattr(net, "act", nn.SiLU()), expected=1)
     both(lambda net: setattr(net.act, "approximate", "tanh"), expected=1)

@@ -85,6 +85,17 @@ class Inlined(nn.Module):
         return x + self.gamma * self.mlp(self.norm(x))
 
 
+class Whole(nn.Module):
+    """Its own code calls the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 9), nn.Linear(9, 6)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+
 def both(kind: Callable[[], nn.Module], *, training: bool = False) -> tuple[Any, Any]:
     model = kind().train(training)
     return model, gemm_ops.fuse(model).model
@@ -380,10 +391,12 @@ def test_copies(way: str) -> None:
         torch.testing.assert_close(torch.func.functional_call(made, other, (x,)), wanted)
 
 
-def test_exported() -> None:
-    model, fused = both(lambda: nn.Sequential(Block(), Inlined()))
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(Block(), Inlined()), Whole], ids=["of parts", "itself"])
+def test_exported(make: Callable[[], nn.Module]) -> None:
+    model, fused = both(make)
     x, rows = torch.randn(5, 6), torch.export.Dim("rows", min=2)
-    for strict, expected in ((True, 4), (False, 0)):  # without Dynamo, from tensors that are fake, nothing is fused
+    calls = len(gemm_ops.fuse(model).report.fused)
+    for strict, expected in ((True, calls), (False, 0)):  # without Dynamo, from tensors that are fake, nothing is fused
         program = torch.export.export(fused, (x,), dynamic_shapes=({0: rows},), strict=strict)
         assert count_products(program) == expected
         for given in (x, torch.randn(8, 6)):

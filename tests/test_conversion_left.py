@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -43,6 +45,13 @@ def with_forward_of_its_own() -> nn.Module:
     return layer
 
 
+def with_bias(*shape: int) -> nn.Module:
+    """PyTorch spreads such a bias over the result."""
+    layer = nn.Linear(6, 6)
+    layer.bias = nn.Parameter(torch.rand(shape))
+    return layer
+
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "lazy": (lambda: nn.LazyLinear(6), "this LazyLinear does not know its in_features yet"),
     "subclass": (lambda: Subclass(6, 6), "Subclass has a forward of its own"),
@@ -52,6 +61,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "pruned": (lambda: prune.l1_unstructured(nn.Linear(6, 6), "weight", 0.5), r"is computed \(a parametrisation"),
     "weight norm": (lambda: parametrizations.weight_norm(nn.Linear(6, 6)), r"is computed \(a parametrisation"),
     "spectral norm": (lambda: parametrizations.spectral_norm(nn.Linear(6, 6)), r"is computed \(a parametrisation"),
+    "bias of one element": (lambda: with_bias(1), r"its bias has the shape \(1,\), not \(6,\)"),
+    "bias of no dimensions": (lambda: with_bias(), r"its bias has the shape \(\), not \(6,\)"),
+    "bias of two dimensions": (lambda: with_bias(1, 6), r"its bias has the shape \(1, 6\), not \(6,\)"),
     "8 bits": (lambda: nn.Linear(6, 6).to(torch.float8_e4m3fn), "not a matrix of floats"),
 }
 
@@ -155,6 +167,38 @@ class Fills(Net):
 class Masks(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(x).masked_fill(x > 0, 0.0)
+
+
+class MakesZeros(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(self.fc(x)) + x
+
+
+class Output(NamedTuple):
+    h: Tensor
+    number: int = 0
+
+
+class MakesAnOutput(Net):
+    def forward(self, x: Tensor) -> Output:
+        return Output(h=self.fc(x))
+
+
+@dataclass
+class Result:
+    h: Tensor
+
+
+class MakesAResult(Net):
+    def forward(self, x: Tensor) -> Result:
+        return Result(h=self.fc(x))
+
+
+class AssignsItems(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        h[0] = 1.0
+        return h
 
 
 class ActivatesInPlaceWhatIsRead(Net):
@@ -281,6 +325,8 @@ REASONS: dict[type[Net], str] = {
     ActivatesAnAlias: "its result is used several times, and goes into relu_: which writes in place into a value that",
     Fills: "its result goes into fill_: which writes in place",
     Masks: "its result goes into masked_fill: its condition or mask is a tensor",
+    MakesZeros: "its result goes into zeros_like: it computes nothing with the values that it is given",
+    AssignsItems: "AssignsItems.forward is not traced: its code assigns to a part of a tensor, as in x[0] = y",
     ActivatesInPlaceWhatIsRead: "its result goes into relu: a ReLU, which writes in place into a value that is read",
     WritesBetween: "add_, computed before its result is used, writes in place",
     Branches: "Branches.forward is not traced: TraceError: symbolically traced variables cannot be used",
@@ -297,6 +343,14 @@ REASONS: dict[type[Net], str] = {
     StochasticDepth: "StochasticDepth.forward is not traced: its code calls rand",
     DropoutLast: "its result is what the method returns",
 }
+
+
+@pytest.mark.parametrize("kind", [MakesAnOutput, MakesAResult], ids=lambda kind: kind.__name__)
+def test_results_that_are_no_tensors(kind: type[Net]) -> None:
+    model, x = kind(), torch.randn(5, 6)
+    fused, report = gemm_ops.fuse(model)
+    assert re.fullmatch(r"its result goes into (\w+): it makes a \1, which is no tensor", report.left[0].reason), report
+    torch.testing.assert_close(fused(x).h, model(x).h)
 
 
 @pytest.mark.parametrize("kind", REASONS, ids=lambda kind: kind.__name__)

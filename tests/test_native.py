@@ -10,6 +10,7 @@ import pytest
 import torch
 from native_support import FakePlan, computed_natively, through_python
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epilogues as ep
@@ -208,6 +209,40 @@ def test_layer(fake_kernels: Any) -> None:
     layer(x)
     with computed_natively(fake_kernels):
         assert torch.equal(layer(x), torch.nn.functional.gelu(x.float() @ layer.weight.float().t()).to(BF16))
+
+
+class Halved(FusedLinear):
+    """A layer whose weight is made of its parameter, by a property that stands before it."""
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        return self._parameters["weight"] / 2  # type: ignore[operator]
+
+
+class Named(FusedLinear):
+    pass
+
+
+def test_a_layer_whose_weight_is_another(fake_kernels: Any) -> None:
+    x = random(6, 16)
+    halved = FusedLinear(16, 8, epilogue="relu", dtype=BF16)
+    halved.__class__ = Halved
+    for layer in (
+        halved,
+        torch.nn.utils.parametrizations.weight_norm(FusedLinear(16, 8, epilogue="relu", dtype=BF16)),
+        prune.random_unstructured(FusedLinear(16, 8, epilogue="relu", dtype=BF16), "weight", 0.5),
+    ):
+        for _ in range(2):
+            expected = torch.relu(x.float() @ layer.weight.float().t() + layer.bias.float())
+            torch.testing.assert_close(layer(x).float(), expected, atol=0.02, rtol=0.02)
+    layer = FusedLinear(16, 8, epilogue="relu", dtype=BF16)
+    layer(x)
+    layer.__dict__["weight"] = torch.zeros(8, 16, dtype=BF16)  # stands before the parameter, as it does to PyTorch
+    assert torch.equal(layer(x), torch.relu(layer.bias).expand(6, 8))
+    named = Named(16, 8, epilogue="relu", dtype=BF16)
+    named(x)
+    with computed_natively(fake_kernels):
+        named(x)
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
@@ -413,6 +448,56 @@ def test_a_model_trains_alike(fake_kernels: Any) -> None:
         expected = losses()
     with computed_natively(fake_kernels, 10):  # the first step of each layer is Python's
         assert losses() == expected
+
+
+def test_signatures_tell_what_choices_depend_on(fake_kernels: Any) -> None:
+    signature = native.signature
+    x, weight = random(6, 16), random(8, 16)
+    gemm_ops.linear(x, weight)  # now tensors of the CPU are known
+    base = signature(x, weight, None, 1.0)
+    assert base == signature(random(6, 16), weight.clone(), None, 2.5), "of the same kind"
+    unlike = [
+        (random(5, 16), weight, None, 1.0),
+        (random(1, 6, 16), weight, None, 1.0),
+        (x.half(), weight, None, 1.0),
+        (x, weight, random(8), 1.0),
+        (x, weight, None, 1),
+        (x, weight, None),
+        (x, weight, None, random(1)),
+    ]
+    found = [base, *(signature(*values) for values in unlike)]
+    for dtype in (BF16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            found.append(signature(x, weight, None, 1.0))
+    assert all(isinstance(one, bytes) for one in found) and len(set(found)) == len(found)
+    there = x.to("meta")
+    for left in ((x.as_subclass(Subclass), weight), (x, True), (x, "text"), (x, there), (there, there), (3.0, x)):
+        assert signature(*left) is None
+
+
+def test_converted_models(fake_kernels: Any) -> None:
+    """What a fused call found out of some shapes and dtypes holds for those alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8), nn.SiLU()).to(BF16)
+    fused, _ = gemm_ops.fuse(model)
+    x = random(6, 16)
+    with torch.no_grad():
+        expected = fused(x)
+        with computed_natively(fake_kernels, 2):
+            assert torch.equal(fused(x), expected)
+        torch.testing.assert_close(expected, model(x), atol=0.02, rtol=0.02)
+        for other in (random(5, 16), random(2, 3, 16), random(16)):
+            assert fused(other).shape == model(other).shape
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert fused(x).dtype == model(x).dtype == torch.float16
+            assert fused(x).dtype == torch.float16
+        assert torch.equal(fused(x), expected)
+    fused(x).float().sum().backward()
+    gradient = fused[0].weight.grad.clone()
+    fused.zero_grad()
+    with computed_natively(fake_kernels, 2):
+        fused(x).float().sum().backward()
+    assert torch.equal(fused[0].weight.grad, gradient)
 
 
 def test_compiled_code_is_traced(fake_kernels: Any) -> None:

@@ -25,7 +25,7 @@ from .functions import NotTraceableError
 from .graph_search import Mode, Traced, trace_method
 from .inspection import helpers_of_forward
 from .patterns import chosen_patterns
-from .products import features, has_hooks, obstacle, product_kind
+from .products import features, has_hooks, is_called_plainly, obstacle, product_kind
 from .regions import Region, find_regions, grow, is_product
 from .report import Fused, Left, Report
 from .rewrite import restore, rewrite
@@ -152,7 +152,7 @@ class _Conversion:
     def _is_open(self, module: nn.Module) -> bool:
         """Whether a submodule returns what a product gives, and can be traced with its host."""
         found = self.found.get((module, "forward"))
-        if found is None or has_hooks(module) or type(module).__call__ is not nn.Module.__call__:
+        if found is None or has_hooks(module) or not is_called_plainly(module):
             return False
         if any(parameter.role in ("opaque", "rest") for parameter in found.traced.parameters):
             return False

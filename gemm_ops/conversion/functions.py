@@ -12,7 +12,7 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -105,6 +105,55 @@ def _on_class(kind: type, name: str) -> list[tuple[FunctionType, bool]]:
         if isinstance(place, FunctionType):
             found.append((place, is_given))
     return found
+
+
+class ClassFunctions:
+    """The functions that a class and its bases had by some names, to be compared with those that they have.
+
+    A copy compares with the same ones; what is loaded from a pickle with those of the time of loading.
+    """
+
+    def __init__(self, kind: type, names: Iterable[str]) -> None:
+        self.kind, self.names = kind, tuple(sorted(names))
+        self._first = tuple((name, _unbound(kind, name)) for name in self.names)
+        self._places = tuple(
+            (base, name, place, _code(place))
+            for name in self.names
+            for base in kind.__mro__
+            if (place := vars(base).get(name)) is not None and base is not nn.Module
+        )
+
+    def __deepcopy__(self, memo: object) -> ClassFunctions:
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return ClassFunctions, (self.kind, self.names)
+
+    @property
+    def by_name(self) -> dict[str, tuple[Any, ...]]:
+        """The functions and their code, of which no two that differ are equal."""
+        return {name: tuple(place[2:] for place in self._places if place[1] == name) for name in self.names}
+
+    def are_of(self, kind: type) -> bool:
+        """Whether a class, as a rule the same, has them, and with the same code."""
+        for name, function in self._first:
+            if _unbound(kind, name) is not function:
+                return False
+        for base, name, place, code in self._places:  # which may be called by super()
+            if base.__dict__.get(name) is not place or _code(place) is not code:
+                return False
+        return True
+
+
+def _unbound(kind: type, name: str) -> Any:
+    found = getattr(kind, name, None)
+    return getattr(found, "__func__", found)  # of a class method, which is bound anew each time
+
+
+def _code(place: Any) -> Any:
+    """The code of a function, which tools that reload modules replace."""
+    place = place.fget if isinstance(place, property) else getattr(place, "__func__", place)
+    return getattr(place, "__code__", None)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -28,21 +28,14 @@ from torch import Tensor, fx, nn
 from epilogues.source import shortened
 
 from .functions import NotTraceableError
-from .inspection import REST, Parameter, read_code, read_guards, read_methods, read_parameters
+from .inspection import REST, Parameter, read_code, read_methods, read_parameters
+from .products import is_called_plainly
+from .reads import Guard, Reads
 from .steps import step_obstacle
 from .undisturbed import undisturbed
 
 #: Whether the module trains, and whether gradients are recorded; None where the method does not ask.
 Mode = tuple[bool | None, bool | None]
-
-
-@dataclass(frozen=True)
-class Guard:
-    """A plain value that a graph depends on: the attribute ``name`` of the submodule at ``path``."""
-
-    path: tuple[str, ...]
-    name: str
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,6 @@ def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> T
     parts = {"": host, **{path: host.get_submodule(path) for path in inlined}}
     leaves_not = frozenset(part for path, part in parts.items() if path)
     parameters = read_parameters(host, method, leaves_not)
-    guards: list[Guard] = []
     methods: dict[str, tuple[str, ...]] = {}
     functions: set[FunctionType] = set()
     asks_training = asks_grad = False
@@ -90,17 +82,17 @@ def trace_method(host: nn.Module, method: str, inlined: Sequence[str] = ()) -> T
         reading = read_code(part, "forward" if path else method)
         asks_training |= "training" in reading.attributes
         asks_grad |= reading.reads_grad_mode
-        where = tuple(path.split(".")) if path else ()
-        guards += [Guard((*where, *at), name, value) for (*at, name), value in read_guards(part, reading).items()]
         methods[path] = read_methods(part, reading)
         functions |= set(reading.functions)
     graphs: dict[Mode, fx.Graph] = {}
     never: set[torch.dtype] = set()
+    reads = Reads(host)
     for mode in itertools.product(_either(asks_training), _either(asks_grad)):
         with _in_mode(parts.values(), mode), undisturbed(host.modules(), functions):
-            graphs[mode] = _trace(host, method, leaves_not, parameters)
+            graphs[mode] = _trace(host, _Tracer(method, leaves_not, parameters, reads))
         never |= {node.args[1] for node in graphs[mode].nodes if node.target is expect_other}
-    return Traced(_without_doubles(graphs), parameters, tuple(guards), tuple(inlined), methods, tuple(never))
+    guards = tuple(reads.guards(parts.values(), of_mode=asks_training))
+    return Traced(_without_doubles(graphs), parameters, guards, tuple(inlined), methods, tuple(never))
 
 
 def _either(asked: bool) -> tuple[bool | None, ...]:
@@ -127,12 +119,14 @@ def _in_mode(parts: Collection[nn.Module], mode: Mode) -> Iterator[None]:
             part.training = was
 
 
-def _trace(host: nn.Module, method: str, inlined: frozenset[nn.Module], parameters: tuple[Parameter, ...]) -> fx.Graph:
+def _trace(host: nn.Module, tracer: _Tracer) -> fx.Graph:
     try:
-        return _join_rest(_Tracer(method, inlined, parameters).trace(host))
+        return _join_rest(tracer.trace(host))
     except NotTraceableError:
         raise
     except Exception as error:  # user code met symbols: anything may come of it
+        if "does not support item assignment" in str(error):
+            raise NotTraceableError("its code assigns to a part of a tensor, as in x[0] = y") from error
         sentence = next(iter(str(error).strip().splitlines()), "").partition(". ")[0]
         raise NotTraceableError(f"{type(error).__name__}: {shortened(sentence, 120)}") from error
 
@@ -142,11 +136,14 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, method: str, inlined: frozenset[nn.Module], parameters: tuple[Parameter, ...]) -> None:
+    def __init__(
+        self, method: str, inlined: frozenset[nn.Module], parameters: tuple[Parameter, ...], reads: Reads
+    ) -> None:
         super().__init__()
         self.traced_func_name = method
         self._inlined = inlined
         self._parameters = parameters
+        self._reads = reads
         self._grad_mode = torch.is_grad_enabled()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -159,15 +156,37 @@ class _Tracer(fx.Tracer):
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A module that is none of the host's, such as a library's activation, is a function if it holds nothing."""
-        if m is self.root or any(m is part for part in self.root.modules()):
-            return super().call_module(m, forward, args, kwargs)
+        with self._reads.paused():
+            is_part = m is self.root or any(m is part for part in self.root.modules())
+            self._check_called(m, is_part)
+        return super().call_module(m, forward, args, kwargs) if is_part else forward(*args, **kwargs)
+
+    def _check_called(self, m: nn.Module, is_part: bool) -> None:
         name = type(m).__name__
+        if not is_called_plainly(m):  # what it does around its forward is in the graph by now, and would run twice
+            raise NotTraceableError(f"its code calls a {name}, whose class has a __call__ of its own")
+        if is_part:
+            return
         if reason := step_obstacle(m):
             raise NotTraceableError(f"its code calls a module that is no part of it: {reason}")
         reading = read_code(m, "forward")
         if "training" in reading.attributes or reading.reads_grad_mode:
             raise NotTraceableError(f"its code calls a {name} that is no part of it and may train otherwise")
-        return forward(*args, **kwargs)
+
+    def _symbol(self, module: nn.Module, name: str) -> Any:
+        """What stands for a tensor that is a plain attribute; torch.fx has symbols of parameters and buffers only."""
+        for path, part in self.root.named_modules():
+            if part is module:
+                return self.create_proxy("get_attr", f"{path}.{name}".lstrip("."), (), {})
+        raise NotTraceableError(f"its code reads the tensor {name} of a {type(module).__name__} that is no part of it")
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        with self._reads.paused():
+            return super().path_of_module(mod)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        with self._reads.paused():
+            return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """What code branches on: only whether a value is in half precision, which it is taken not to be."""
@@ -200,7 +219,9 @@ class _Tracer(fx.Tracer):
                 keywords[parameter.name] = proxy
 
         def run(*given: Any) -> Any:
-            return root_fn(*given, **keywords)
+            self._reads.stand_in = self._symbol
+            with self._reads.recorded():
+                return root_fn(*given, **keywords)
 
         return run, args
 
@@ -208,7 +229,8 @@ class _Tracer(fx.Tracer):
         if torch.is_grad_enabled() != self._grad_mode:
             # within the forward of an autograd.Function too, whose backward a graph of its operations would not have
             raise NotTraceableError("its code computes without gradients, or in a torch.autograd.Function")
-        return super().create_proxy(*args, **kwargs)
+        with self._reads.paused():
+            return super().create_proxy(*args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and not self._is_in_module(a):

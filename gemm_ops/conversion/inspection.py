@@ -11,9 +11,8 @@ A trace sees one way through a method.  It stands for the method where nothing t
 * A parameter with a default, or after the first, that the method does nothing with but hand on to a submodule
   (``cache=cache``, ``**kwargs``) is opaque: anything may be given.  That is read from the source.
 * Any other parameter is fixed at its default: a call that gives another value is not for the trace.
-* Attributes of plain values and functions that the code names (``self.norm_first``, ``self.activation``) are remembered
-  with the trace, and what the module has got of submodules and parameters.
-* Plain values of submodules (``self.drop.training``) are remembered too, and that methods are the class's.
+* What it reads of modules (``self.norm_first``, ``self.drop.training``) is remembered with the trace (see ``reads``),
+  what the module has got of submodules and parameters, and that methods are the class's.
 * What depends on the types or the identity of values, catches exceptions, writes attributes or containers, prints,
   draws random numbers, reads parameters but by name, or enters a context (a ``with`` statement) is not traced: symbols
   have other types and every attribute, code is traced once, and a graph has no contexts.
@@ -26,22 +25,13 @@ import dis
 import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from .functions import NotTraceableError, Reached, codes_of, functions_of, is_wrapped, method_of, source_tree
 from .writing import changed_container
-
-#: Values that are compared before a trace stands for a method; others, such as a configuration, should not change.
-SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device)
-
-_GUARDED = (*SIMPLE, FunctionType, BuiltinFunctionType)
-
-#: How many plain values a list, tuple or dictionary may have to be compared too.
-_MOST_ITEMS = 16
 
 #: What the parameter for a method's ``**kwargs`` is called in traces.
 REST = "gemm_ops_rest"
@@ -54,6 +44,10 @@ _REFUSED_GLOBALS = frozenset(
 #: questions that symbols answer otherwise than tensors.
 _REFUSED_NAMES = frozenset(
     {"is_autocast_enabled", "is_inference_mode_enabled", "get_autocast_dtype", "checkpoint"}
+    | {"get_default_dtype", "get_default_device", "get_num_threads", "get_num_interop_threads", "initial_seed"}
+    | {"are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_rng_state"}
+    | {"get_float32_matmul_precision", "is_anomaly_enabled", "current_stream", "current_device", "backends"}
+    | {"environ", "getenv"}
     | {"rand", "randn", "randint", "randperm", "random", "uniform", "normal"}
     | {"is_tensor", "is_tensor_like", "__class__", "__dict__", "has_torch_function", "has_torch_function_unary"}
     | {"has_torch_function_variadic", "singledispatch"}
@@ -92,14 +86,12 @@ class Reading:
     Attributes:
         attributes: the names of all attributes.
         chains: attributes of attributes of the module, ``("drop", "training")``.
-        of_others: the names of those that are read of other objects than the module and what it holds.
         functions: the functions that were read.
         reads_grad_mode: whether it asks if gradients are recorded.
     """
 
     attributes: frozenset[str]
     chains: frozenset[tuple[str, ...]]
-    of_others: frozenset[str]
     functions: tuple[FunctionType, ...]
     reads_grad_mode: bool
 
@@ -112,7 +104,6 @@ def read_code(module: nn.Module, name: str) -> Reading:
     """
     attributes: set[str] = set()
     chains: set[tuple[str, ...]] = set()
-    of_others: set[str] = set()
     reached = list(functions_of(module, method_of(module, name)))
     for function, selves in reached:
         if is_wrapped(function) and function.__globals__.get("__name__") == "torch.utils._contextlib":
@@ -121,15 +112,15 @@ def read_code(module: nn.Module, name: str) -> Reading:
             )
         if changed := changed_container(function, selves):
             raise NotTraceableError(f"its code changes {changed}")
-        _read_function(Reached(function, selves), attributes, chains, of_others)
+        _read_function(Reached(function, selves), attributes, chains)
     for chain in chains:
         _check_chain(module, chain)
     functions = tuple(function for function, _ in reached)
     asks_grad = "is_grad_enabled" in attributes
-    return Reading(frozenset(attributes), frozenset(chains), frozenset(of_others), functions, asks_grad)
+    return Reading(frozenset(attributes), frozenset(chains), functions, asks_grad)
 
 
-def _read_function(reached: Reached, attributes: set[str], chains: set[tuple[str, ...]], of_others: set[str]) -> None:
+def _read_function(reached: Reached, attributes: set[str], chains: set[tuple[str, ...]]) -> None:
     """Reads one function; adds to the sets, which are those of :class:`Reading`."""
     function, selves = reached
     for code in codes_of(function.__code__):
@@ -139,11 +130,13 @@ def _read_function(reached: Reached, attributes: set[str], chains: set[tuple[str
             following = instructions[position + 1 : position + 3]
             if operation in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
                 raise NotTraceableError(f"its code writes {what}")
+            if operation in ("STORE_DEREF", "DELETE_DEREF") and what in function.__code__.co_freevars:
+                raise NotTraceableError(f"its code writes {what}, a variable outside it")
             if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
                 by_name = what in ("getattr", "hasattr")
                 if what in _REFUSED_GLOBALS and not _is_no_symbol(function, following, selves, by_name):
                     raise NotTraceableError(f"its code calls {what}")
-                if by_name:  # of the module, by names that are written out
+                if by_name:  # such as training, by names that are written out
                     attributes |= {text for text in code.co_consts if isinstance(text, str)}
                 place = function.__globals__.get(what)
                 home = place.__name__ if isinstance(place, ModuleType) else getattr(place, "__module__", None)
@@ -170,8 +163,6 @@ def _read_function(reached: Reached, attributes: set[str], chains: set[tuple[str
                 chain = _chain(instructions, position, selves)
                 if len(chain) > 1:
                     chains.add(chain)
-                elif not chain:
-                    of_others.add(what)
                 if what == "training" and not chain:
                     raise NotTraceableError("its code asks whether another module trains")
 
@@ -179,6 +170,8 @@ def _read_function(reached: Reached, attributes: set[str], chains: set[tuple[str
 def _in_words(name: str) -> str:
     if name in ("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers"):
         return f"reads its {name.strip('_')}, whose dtypes and devices a trace would not ask again"
+    if name in ("backends", "environ"):
+        return f"reads {'torch' if name == 'backends' else 'os'}.{name}, which may change"
     return f"asks for {name}" if name.startswith("__") else f"calls {name}"
 
 
@@ -257,45 +250,9 @@ def _check_chain(module: nn.Module, chain: tuple[str, ...]) -> None:
         raise NotTraceableError(f"its code calls {'.'.join(chain)}, a method of a submodule")
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it can be compared with what it was: a plain value, or a few of them in a list, tuple or dictionary."""
-    if type(value) in SIMPLE:
-        return True
-    if type(value) not in (list, tuple, dict) or len(value) > _MOST_ITEMS:
-        return False
-    return all([type(item) in SIMPLE for item in (value.values() if type(value) is dict else value)])
-
-
-def _guarded(value: Any) -> bool:
-    return is_plain(value) or isinstance(value, _GUARDED)
-
-
-def read_guards(module: nn.Module, reading: Reading) -> dict[tuple[str, ...], Any]:
-    """The plain values and functions among the attributes that the code reads, but ``training``, by their path."""
-    named = sorted(reading.attributes - {"training"})
-    found: dict[tuple[str, ...], Any] = {
-        (name,): _kept(value) for name in named if _guarded(value := getattr(module, name, module))
-    }
-    for chain in sorted(reading.chains):
-        owner = _owner(module, chain)
-        if owner is not None and _guarded(value := getattr(owner, chain[-1], owner)):
-            found[chain] = _kept(value)
-    for path, part in module.named_modules():  # by another name: part = self.part; part.scale
-        for name in reading.of_others & set(part.__dict__) - {"training"}:
-            if path and is_plain(value := part.__dict__[name]):
-                where = (*path.split("."), name)
-                found[where] = _kept(value)
-    return found
-
-
-def _kept(value: Any) -> Any:
-    """The value as it is now, whatever is done to it."""
-    return type(value)(value) if isinstance(value, list | dict) else value
-
-
 def read_methods(module: nn.Module, reading: Reading) -> tuple[str, ...]:
     """The names among the attributes that are functions of the class: the instance should have none in their place."""
-    kinds = (FunctionType, staticmethod, classmethod)
+    kinds = (FunctionType, staticmethod, classmethod, property)
     places = {name: inspect.getattr_static(type(module), name, None) for name in reading.attributes - {"forward"}}
     found = [name for name, place in places.items() if isinstance(place, kinds)]
     return tuple(sorted(name for name in found if getattr(nn.Module, name, None) is not places[name]))

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules import module as module_hooks
 
 #: The dtypes of weights that a fused call multiplies by; others are quantised.
@@ -40,8 +40,10 @@ def obstacle(module: nn.Module) -> str | None:
     own = {nn.Linear.forward, nn.LazyLinear.forward} if kind == "Linear" else {_conv1d_forward()}
     if "weight" not in module._parameters or any(key not in module._parameters for key in ("weight", "bias")):
         return "its weight or bias is computed (a parametrisation, weight_norm, pruning)"
-    if type(module).forward not in own or type(module).__call__ is not nn.Module.__call__:
+    if type(module).forward not in own:
         return f"{name} has a forward of its own"
+    if not is_called_plainly(module):
+        return f"{name} has a __call__ of its own"
     if "forward" in module.__dict__:
         return "its forward was replaced on the instance"
     if has_hooks(module):
@@ -50,6 +52,9 @@ def obstacle(module: nn.Module) -> str | None:
     assert weight is not None
     if weight.ndim != 2 or weight.dtype not in FLOATS:
         return f"its weight is {weight.ndim}-dimensional and {weight.dtype}, not a matrix of floats"
+    bias, n = module._parameters["bias"], weight.shape[0 if kind == "Linear" else 1]
+    if bias is not None and bias.shape != (n,):
+        return f"its bias has the shape {tuple(bias.shape)}, not ({n},)"
     return None
 
 
@@ -77,6 +82,26 @@ def has_own_hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def is_called_plainly(module: nn.Module) -> bool:
+    """Whether calling the module runs its forward and hooks, and nothing that its class has put around them."""
+    kind = type(module)
+    if "_call_impl" in module.__dict__ or "_wrapped_call_impl" in module.__dict__:
+        return False
+    if kind._call_impl is not nn.Module._call_impl or kind._wrapped_call_impl is not nn.Module._wrapped_call_impl:
+        return False
+    # asked while torch.fx traces too, which has another __call__ then
+    return kind.__call__ is nn.Module.__call__ or _hands_on(module)
+
+
+def _hands_on(module: nn.Module) -> bool:
+    """Whether a ``__call__`` of its own calls nn.Module's as it is: torch.fx's, and older transformers' layers."""
+    if isinstance(module, fx.GraphModule):
+        wrapped = getattr(module, "_wrapped_call", None)  # what it calls, made as it is called first
+        return wrapped is None or wrapped.cls_call is None
+    checkpoints = getattr(module, "gradient_checkpointing", False) and module.training
+    return type(module).__call__.__module__ == "transformers.modeling_layers" and not checkpoints
 
 
 def submodule(host: nn.Module, path: tuple[str, ...]) -> Any:

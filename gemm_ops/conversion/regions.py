@@ -10,12 +10,14 @@ the earlier ones are kept, because a call may have to stop at one of them (dropo
 that does not fit).
 
 The call stands where the last of its nodes was.  What writes in place between the product and there ends the region;
-a submodule may do so if its code, or that of a part of it, does something in place (see ``writing``).
+a submodule may do so if its code, or that of a part of it, does something in place (see ``writing``).  So does what may
+draw random numbers, once dropout has joined (see ``drawing``).
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +26,7 @@ from torch import fx, nn
 
 from epilogues import Epilogue, EpilogueError
 
+from .drawing import node_may_draw, step_may_draw
 from .graph_search import call_with_rest
 from .patterns import NAMES, Traits, classify
 from .products import obstacle, product_kind
@@ -101,6 +104,7 @@ class _Growth:
         self.names: list[str] = []
         self.modules: list[str] = []
         self.cuts: list[int] = []
+        self.draws = False  # whether a step may draw random numbers, in training
         self.in_evaluation = MOST_STEPS + 1  # the first step that is elementwise in evaluation only, as dropout is
         self.tree = self._epilogue([]).tree
 
@@ -193,6 +197,8 @@ class _Growth:
                 raise
             tree = self._epilogue(steps, training=False).tree
             self.in_evaluation = min(self.in_evaluation, len(steps))
+        if node.op == "call_module" and not self.draws:
+            self.draws = step_may_draw(self.host.get_submodule(str(node.target)))
         if tree == self.tree:  # dropout, nn.Identity
             step = replace(step, pattern="")
         self.steps = [*self.steps, step]
@@ -269,6 +275,9 @@ def grow(
             if _may_write(node, host):
                 reason = f"{node.name}, computed before its result is used, writes in place"
                 break
+            if growth.draws and node_may_draw(node, called_path(node), host):
+                reason = f"{node.name}, computed before its result is used, may draw random numbers, as dropout does"
+                break
             continue
         if node in taken:
             owner = taken[node].product.target
@@ -291,7 +300,11 @@ def _in_words(sentence: str) -> str:
     """The epilogue language's sentences that speak of epilogues, for readers of a model."""
     if sentence.startswith("expected a condition"):
         return "its condition or mask is a tensor, and an epilogue takes conditions computed from numbers (x > 0)"
-    return sentence
+    if "no output depends on" in sentence:
+        return "it computes nothing with the values that it is given"
+    if found := re.fullmatch(r"epilogue \w+: returned an? (\w+).*; expected .*", sentence):
+        return f"it makes a {found[1]}, which is no tensor"
+    return re.sub(r"^epilogue \w+: ", "", sentence)
 
 
 def _called(node: fx.Node) -> str:

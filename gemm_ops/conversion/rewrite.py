@@ -18,22 +18,22 @@ import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MethodType, ModuleType
+from types import CodeType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..autocast import autocast_dtype
+from .functions import ClassFunctions
 from .graph_search import Mode, Traced
-from .inspection import is_plain, read_structure
-from .products import has_hooks
+from .inspection import read_structure
+from .products import has_hooks, is_called_plainly
+from .reads import PARTS, found
 from .regions import Region, called_path
 from .sites import FusedCall
+from .values import BY_PARTS, Presence, is_same
 from .writing import may_write
-
-#: What PyTorch's compiler asks for by its items, not by ``is``.
-_CONTAINERS = (list, tuple, dict)
 
 
 class Code:
@@ -83,11 +83,13 @@ class Rewritten:
         #: dtypes that neither the arguments nor the weights of the products at these paths may have
         self.never, self.products = traced.never, tuple(tuple(path.split(".")) for path in products)
         self.parameters = traced.parameters
-        self.parts = tuple(_part(host, path, traced) for path in ("", *traced.inlined))
+        self.parts = tuple(_part(host, path, method, traced) for path in ("", *traced.inlined))
         traced_paths = {part.path for part in self.parts}
         #: plain values of modules whose code is not in the graph
         self.values = tuple(
-            (guard.path, guard.name, guard.value) for guard in traced.guards if guard.path not in traced_paths
+            (guard.path, guard.name, guard.value, guard.owner)
+            for guard in traced.guards
+            if guard.path not in traced_paths or guard.owner is not None
         )
         self._prepare()
 
@@ -120,6 +122,11 @@ class Rewritten:
         return inspect.signature(self.original)
 
     @property
+    def __code__(self) -> CodeType:
+        # torch.export asks where a forward was written
+        return self.original.__func__.__code__
+
+    @property
     def __globals__(self) -> dict[str, Any]:
         # what torch.jit.script asks a forward for; to whoever else asks it is as if there were none
         raise AttributeError("fused code cannot be compiled by torch.jit.script: call gemm_ops.unfuse(model) before")
@@ -146,7 +153,7 @@ class Rewritten:
     def _is_harmless(self, module: Any, path: tuple[str, ...]) -> bool:
         """Whether a submodule that is crossed still does not write into what it is given."""
         if type(module) is nn.Linear:  # what nearly every one is
-            return True
+            return not has_hooks(module)  # which may write, and see in which order layers are called
         if module is None:
             return False
         state = [(part, getattr(part, "inplace", False)) for part in module.modules()]
@@ -186,7 +193,7 @@ class Rewritten:
             if parameter.role == "tensor" and not isinstance(value, Tensor):
                 return None
             if parameter.role == "fixed":
-                if not _is_same(value, parameter.default):
+                if not is_same(value, parameter.default):
                     return None
             else:
                 given.append(value)
@@ -207,17 +214,19 @@ class Rewritten:
                     return False
                 seen = None
             for name, value in part.guards:
-                found = getattr(module, name, module)
-                if (type(value) in _CONTAINERS or found is not value) and not _is_same(found, value):
+                held = getattr(module, name, Presence.ABSENT) if name != PARTS else found(module, name)
+                if (type(value) in BY_PARTS or held is not value) and not is_same(held, value):
                     return False
             for name in part.methods:
                 if in_graph:
                     getattr(module, name)  # whose it is the compiler guards on where it is read
                 if name in module.__dict__ and type(module.__dict__[name]) is not Rewritten:
                     return False
-        for path, name, value in self.values:
-            module = _at(host, path)
-            if module is None or not _is_same(getattr(module, name, module), value):
+            if not in_graph and not part.functions.are_of(type(module)):  # which the compiler reads as it compiles
+                return False
+        for path, name, value, owner in self.values:
+            module = _at(host, path) if owner is None else owner
+            if module is None or not is_same(found(module, name), value):
                 return False
         # the compiler's code is of the modules as they are when it compiles
         if not in_graph and not all([self._is_harmless(_at(host, path), path) for path in self.crossed]):
@@ -237,13 +246,15 @@ class _Part:
         structure: what it has, by :func:`read_structure`.
         guards: the plain values that the trace read, by name.
         methods: what the trace ran of its class.
+        functions: the same as functions, and the method that was traced.
     """
 
     path: tuple[str, ...]
     forward: Any
     structure: Any
     guards: tuple[tuple[str, Any], ...]
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...]
+    functions: ClassFunctions
 
     def is_called(self, module: nn.Module, host: nn.Module, in_graph: bool) -> bool:
         """Whether calling the module runs the forward that was traced, in the host's mode, and nothing else."""
@@ -255,6 +266,7 @@ class _Part:
             and (replaced is None or type(replaced) is Rewritten)
             and module.training == host.training
             and not has_hooks(module)
+            and (in_graph or is_called_plainly(module))
         )
 
 
@@ -294,16 +306,12 @@ def _at(host: nn.Module, path: Sequence[str]) -> Any:
     return found
 
 
-def _is_same(value: Any, expected: Any) -> bool:
-    if type(expected) not in _CONTAINERS and value is expected:
-        return True
-    return type(value) is type(expected) and is_plain(value) and bool(value == expected)
-
-
-def _part(host: nn.Module, path: str, traced: Traced) -> _Part:
+def _part(host: nn.Module, path: str, method: str, traced: Traced) -> _Part:
     module, names = host.get_submodule(path), tuple(path.split(".")) if path else ()
-    guards = tuple((guard.name, guard.value) for guard in traced.guards if guard.path == names)
-    return _Part(names, type(module).forward, read_structure(module), guards, traced.methods.get(path, ()))
+    guards = tuple((guard.name, guard.value) for guard in traced.guards if guard.path == names and guard.owner is None)
+    methods = traced.methods.get(path, ())
+    functions = ClassFunctions(type(module), {*methods, "forward" if path else method})
+    return _Part(names, type(module).forward, read_structure(module), guards, methods, functions)
 
 
 def rewrite(host: nn.Module, method: str, traced: Traced, regions: Mapping[Mode, Sequence[Region]]) -> None:

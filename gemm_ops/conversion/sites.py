@@ -31,13 +31,15 @@ from epilogues.builders import cast
 from epilogues.operand_shapes import fits, is_number
 from epilogues.tree import MAIN_OUTPUT
 
+from .. import native
 from ..autocast import autocast_dtype, with_autocast
 from ..functional import matmul, multiply_described
 from ..transforms import are_transforms_active
-from .functions import NotTraceableError
-from .inspection import SIMPLE, read_code
+from .functions import ClassFunctions, NotTraceableError
+from .inspection import read_code, read_methods
 from .products import FLOATS, has_hooks, has_own_hooks, is_still, submodule, weight_matrix
 from .steps import Step, build_epilogue, operands_read, run_steps, stand_in, step_obstacle
+from .values import SIMPLE
 
 _ANNOTATIONS: dict[Kind, Any] = {Kind.ROW: Row, Kind.COLUMN: Column, Kind.SCALAR: Scalar, Kind.AUX: Aux}
 _PLAIN = (Tensor, nn.Parameter)
@@ -59,6 +61,9 @@ Described = tuple[str, tuple[str, ...], tuple[str, ...]]
 #: have by name, its functions by name, and the same of its parts.
 Values = tuple[type, bool, tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]
 
+#: Shapes that a call keeps the facts of.
+_MOST_KNOWN = 256
+
 #: The same as far as it is constants to PyTorch's compiler.
 Constants = tuple[bool, tuple[tuple[str, Any], ...], tuple[str, ...], tuple[tuple[str, Any], ...]]
 
@@ -72,13 +77,14 @@ class _Seen:
     own: tuple[tuple[str, Any], ...]
     parts: dict[str, nn.Module | None]
     inner: tuple[_Seen, ...]
+    functions: ClassFunctions | None
 
     @classmethod
     def of(cls, module: nn.Module) -> _Seen:
         held = module.__dict__
         own = tuple((name, value) for name, value in held.items() if name not in _INTERNAL)
         inner = tuple(cls.of(part) for part in module._modules.values() if part is not None)
-        return cls(module, len(held), own, dict(module._modules), inner)
+        return cls(module, len(held), own, dict(module._modules), inner, _class_functions(module))
 
     def holds(self, module: nn.Module) -> bool:
         """Whether it is the same module still, with the same values and without hooks."""
@@ -88,6 +94,8 @@ class _Seen:
         for name, value in self.own:
             if held.get(name, held) is not value:
                 return False
+        if self.functions is not None and not self.functions.are_of(type(module)):
+            return False
         if not self.parts:
             return not held["_modules"]
         return held["_modules"] == self.parts and all(each.holds(each.module) for each in self.inner)
@@ -136,24 +144,43 @@ class FusedCall:
         self.given = {count: self.names[:read] for count, read in self.reads.items()}
         self._choices: dict[Any, Choice | None] = {}
         self._latest: _Latest | None = None
+        self._known: dict[bytes, Facts | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # the choices know the modules of the model that is copied
-        return {**self.__dict__, "_choices": {}, "_latest": None}
+        return {**self.__dict__, "_choices": {}, "_latest": None, "_known": {}}
 
     def __call__(self, x: Any, *operands: Any) -> Any:
         product = submodule(self.host, self.product)
-        facts = self._facts(product, x, operands)
+        in_graph = torch.compiler.is_dynamo_compiling()
+        facts = self._facts(product, x, operands) if in_graph else self._known_facts(product, x, operands)
         if facts is None:
             return run_steps(self.steps, [product(x)], operands, self._called())[-1]
-        if torch.compiler.is_dynamo_compiling():
+        if in_graph:
             return self._call_in_graph(facts, product, x, operands)
         choice = self._choice(facts)
         if choice is None:
             return run_steps(self.steps, [product(x)], operands, self._called())[-1]
         epilogue, count = choice
-        result = matmul(x, weight_matrix(product), epilogue, **self._given(count, product, operands))
+        given = self._given(count, product, operands)
+        result = native.product(x, product._parameters["weight"], self.is_linear, epilogue, False, given)
+        if result is None:
+            result = matmul(x, weight_matrix(product), epilogue, **given)
         return self._finish(count, result, operands)
+
+    def _known_facts(self, product: nn.Module, x: Any, operands: tuple[Any, ...]) -> Facts | None:
+        """The facts of a call, by those of an earlier one with tensors of the same dtypes and shapes."""
+        if not is_still(product, self.expected):
+            return None
+        held = product._parameters
+        key: bytes | None = native.signature(x, held["weight"], held["bias"], *operands)
+        if key is None:
+            return self._facts(product, x, operands)
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._facts(product, x, operands)
+        return self._known[key]
 
     def _call_in_graph(self, facts: Facts, product: nn.Module, x: Tensor, operands: tuple[Any, ...]) -> Any:
         """The same for PyTorch's compiler, which traces this, guards on what it reads, and takes a choice as it is."""
@@ -205,6 +232,8 @@ class FusedCall:
         shape = x.shape
         if k != shape[-1]:
             return None  # the module says it in PyTorch's words
+        if bias is not None and bias.shape != (n,):
+            return None  # it is spread over the result, or PyTorch says that it cannot be
         spread: tuple[Any, ...] = ()
         if operands:
             result = (*shape[:-1], n)
@@ -337,8 +366,19 @@ def _values(module: nn.Module) -> Values:
         for name in sorted(read_code(module, "forward").attributes - _INTERNAL - set(held)):
             if type(value := getattr(type(module), name, module)) in SIMPLE:
                 plain[name] = value
+    if (of_class := _class_functions(module)) is not None:
+        functions |= of_class.by_name
     parts = tuple((name, _values(part)) for name, part in module._modules.items() if part is not None)
     return type(module), has_hooks(module), tuple(plain.items()), tuple(functions.items()), parts
+
+
+def _class_functions(module: nn.Module) -> ClassFunctions | None:
+    """What a step runs of its module's class; None of PyTorch's, which nobody is taken to patch."""
+    if type(module).__module__.startswith("torch.nn."):
+        return None
+    with contextlib.suppress(NotTraceableError):
+        return ClassFunctions(type(module), {"forward", *read_methods(module, read_code(module, "forward"))})
+    return None  # which is no step
 
 
 def _in_constants(values: Values) -> Constants:

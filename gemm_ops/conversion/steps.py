@@ -29,11 +29,15 @@ from epilogues.builders import bias_activation, identity
 
 from .functions import NotTraceableError
 from .inspection import read_code
-from .products import has_hooks
-from .undisturbed import no_random_numbers
+from .products import has_hooks, is_called_plainly
+from .undisturbed import check_iterators, no_random_numbers
+from .values import is_mutable
 
 #: An operand's annotation: Row, Column, Scalar, Aux, or inspect.Parameter.empty where its shape is not known yet.
 Annotation = Any
+
+#: What nn.Module itself has, which it changes by its own methods.
+_INTERNAL = frozenset(nn.Module().__dict__)
 
 
 @dataclass(frozen=True)
@@ -188,12 +192,18 @@ def step_obstacle(module: nn.Module) -> str | None:
     if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
         return f"a {name}, which has parameters or buffers"
     for part in module.modules():
-        if has_hooks(part) or "forward" in part.__dict__ or type(part).__call__ is not nn.Module.__call__:
-            return f"a {name}, which has hooks or a forward of its own"
+        if has_hooks(part) or "forward" in part.__dict__:
+            return f"a {name}, which has hooks, or a forward set on it"
+        if not is_called_plainly(part):
+            return f"a {name}, which has a __call__ of its own"
         try:
-            read_code(part, "forward")
+            reading = read_code(part, "forward")
+            check_iterators([part], reading.functions)
         except NotTraceableError as error:
             return f"a {name}: {error}"
+        for each in sorted(reading.attributes - _INTERNAL):
+            if is_mutable(getattr(part, each, None)):
+                return f"a {name}, which reads self.{each}, whose values may change"
     return None
 
 

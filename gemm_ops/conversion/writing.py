@@ -9,6 +9,7 @@ Both are read from the source, as far as it says so; what has no source is taken
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import inspect
 import operator
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .functions import NotTraceableError, codes_of, functions_of, method_of, source_tree
-from .products import has_hooks
+from .products import has_hooks, is_called_plainly
 
 #: Methods that change a list, a dictionary or a set.
 _CHANGING = frozenset(
@@ -113,7 +114,7 @@ def _part_may_write(part: nn.Module) -> bool:
     replaced = part.__dict__.get("forward")
     if replaced is not None and not hasattr(replaced, "original"):
         return True
-    if type(part).__call__ is not nn.Module.__call__ and "transformers" not in type(part).__call__.__module__:
+    if not is_called_plainly(part):
         return True
     if type(part).__module__.partition(".")[0] == "torch" and not isinstance(part, torch.jit.ScriptModule):
         return isinstance(part, torch.fx.GraphModule)
@@ -188,14 +189,15 @@ def _called_name(called: ast.expr) -> str:
 def changed_container(function: FunctionType, selves: frozenset[str]) -> str | None:
     """The list or dictionary that a function writes into and that is there after it; None for none.
 
-    That is one of its module (``self.seen.append(x)``), by another name too, or of what is outside the function.
+    That is one of its module (``self.seen.append(x)``), by another name too, or of what is outside the function, as the
+    default of an argument is (``def forward(self, x, seen=[])``).
     """
     tree = source_tree(function)
     if tree is None:
         return None  # what a trace changes is looked at after it too
     arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    local = (stored | set(arguments)) - set(function.__code__.co_freevars)
+    local = (stored | set(arguments)) - set(function.__code__.co_freevars) - _kept_arguments(function)
     held = set(selves)
     size = -1
     while size != len(held):
@@ -228,6 +230,12 @@ def changed_container(function: FunctionType, selves: frozenset[str]) -> str | N
             if of_self or outside:
                 return ast.unparse(place)
     return None
+
+
+def _kept_arguments(function: FunctionType) -> set[str]:
+    """The arguments whose default a call may change for the next one."""
+    named = inspect.signature(function, follow_wrapped=False).parameters.values()
+    return {each.name for each in named if isinstance(each.default, list | dict | set | collections.deque)}
 
 
 def _bindings(tree: ast.AST) -> list[tuple[set[str], ast.expr]]:

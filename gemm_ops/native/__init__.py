@@ -55,6 +55,7 @@ __all__ = [
     "remember_recording",
     "remember_text",
     "set_callbacks",
+    "signature",
 ]
 
 
@@ -65,10 +66,12 @@ def _none(*_: object) -> Any:
 
 #: ``product(a, b, turned, epilogue, padded_output, operands)``: the result of a product; ``turned``: b is a weight.
 product: Callable[..., Any] = _none
-#: ``layer(x, parameters, epilogues, padded_output, operands)``: that of a :class:`gemm_ops.FusedLinear`.
+#: ``layer(x, attributes, operands)``: that of a :class:`gemm_ops.FusedLinear`, by its ``__dict__``.
 layer: Callable[..., Any] = _none
 #: ``elementwise(x, epilogue, operands)``: that of an epilogue over x.
 elementwise: Callable[..., Any] = _none
+#: ``signature(x, *others)``: bytes that tell dtypes, devices, extents and autocast; of tensors, numbers and None.
+signature: Callable[..., Any] = _none
 
 _module: ModuleType | None = None
 _lock = threading.Lock()
@@ -105,7 +108,7 @@ def load() -> ModuleType:
     Raises:
         ToolchainError, BuildError: as :func:`gemm_ops.native.extension.load_extension`.
     """
-    global _module, product, layer, elementwise
+    global _module, product, layer, elementwise, signature
     with _lock:
         if _module is None:
             module = load_extension()
@@ -113,6 +116,7 @@ def load() -> ModuleType:
             module.register_operators("CUDA")
             _module = module
             product, layer, elementwise = module.product, module.layer, module.elementwise
+            signature = module.signature
     return _module
 
 

@@ -20,6 +20,7 @@ from ..addressing.views import pitch_of
 from ..announce import announce
 from ..errors import LaunchError, ToolchainError
 from ..kernels.pad_spec import PadSpec
+from ..when_to_build import NotBuilt, build_in_background, obstacle
 from .abi import PadArguments
 from .loading import load_once, open_library
 from .streams import current_stream
@@ -86,15 +87,26 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-@functools.cache
+_kernels: dict[torch.device, ctypes.CDLL] = {}
+
+
 def _load(device: torch.device) -> ctypes.CDLL | None:
-    """The built kernel for a device; None, said once, where there is no compiler to build it with."""
+    """The built kernel for a device; None, said once, where it is not built and is not waited for, or cannot be."""
+    if (found := _kernels.get(device)) is not None:
+        return found
     major, minor = torch.cuda.get_device_capability(device)
+    spec = PadSpec(f"{major}{minor}")
     try:
-        return load_once(PadSpec(f"{major}{minor}"), _open)
+        reason = obstacle(spec)
     except ToolchainError as error:
-        announce(f"matrices are copied into padded rows by PyTorch, at half the speed: {error}")
-        return None
+        reason = str(error)
+    if reason is None:
+        found = _kernels[device] = load_once(spec, _open)
+        return found
+    announce(f"matrices are copied into padded rows by PyTorch, at half the speed: {reason}")
+    if isinstance(reason, NotBuilt) and reason.spec is not None:
+        build_in_background(reason.spec)
+    return None
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -16,6 +16,7 @@ The layers, from the user down; each only knows those below it:
 ``operators``            what PyTorch's compiler and exporter see of it.
 ``recording``            what autograd sees of it.
 ``gradients``            its backward, from the derivative trees.
+``foreseen``             which kernels a product would use on a device that is not there.
 ``dispatch``             one product: bind its tensors, decide on a backend, execute.
 ``two_passes``           a product by cuBLAS, then the epilogue as an elementwise call.
 ``elementwise_call``     one elementwise call, the same.
@@ -25,7 +26,8 @@ The layers, from the user down; each only knows those below it:
 ``kernels/``             families and configurations; a kernel's identity and source.
 ``lowering/``            epilogue tree to C++, through the CUTLASS Python interface.
 ``elementwise/``         the same tree as one standalone kernel over tensors, without a GEMM.
-``build/``               nvcc, and the cache of built kernels.  ``when_to_build``: when a call's kernel is built.
+``build/``               nvcc, the cache of built kernels, and bundles of them for other machines.
+``when_to_build``        when a call's kernel is built.
 ``runtime/``             loading and launching.
 ``fallback``             the PyTorch reference backend.  ``autocast``: what dtype it asks for.
 
@@ -34,12 +36,14 @@ Importing this package needs no GPU, no nvcc and no CUTLASS.
 
 from . import flops  # noqa: F401  for whoever counts operations
 from .adapters import epilogue_last
+from .build.bundle import pack_kernels, unpack_kernels
 from .build.cache import cache_folder
 from .build.compiler import build_kernel, build_kernels
 from .conversion import Fusion, fuse, unfuse
 from .dispatch import Decision
 from .errors import (
     BuildError,
+    BundleError,
     FallbackWarning,
     LaunchError,
     ProblemError,
@@ -55,6 +59,7 @@ from .when_to_build import building
 
 __all__ = [
     "BuildError",
+    "BundleError",
     "Decision",
     "FallbackWarning",
     "FusedLinear",
@@ -74,6 +79,8 @@ __all__ = [
     "fuse",
     "linear",
     "matmul",
+    "pack_kernels",
     "unfuse",
+    "unpack_kernels",
     "use_backend",
 ]

@@ -42,6 +42,10 @@ class ToolchainError(BuildError):
     """No usable nvcc was found, or no CUTLASS headers."""
 
 
+class BundleError(RuntimeError):
+    """A bundle of built kernels cannot be written, or is not one that can be unpacked here."""
+
+
 class LaunchError(RuntimeError):
     """CUTLASS or the CUDA runtime refused to start a kernel."""
 

@@ -65,12 +65,12 @@ def _summed(found: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _times(a: Tensor, b: Tensor, fused: Product) -> Tensor:
     recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if recorded or not runs_kernels(a.device) or a.element_size() != 2 or not _is_slow(a, b):
+    if recorded or not runs_kernels(a.device) or a.element_size() != 2 or not is_slow(a, b):
         return torch.matmul(a, b)
     return fused(a, b)
 
 
-def _is_slow(a: Tensor, b: Tensor) -> bool:
+def is_slow(a: Tensor, b: Tensor) -> bool:
     """Whether cuBLAS has no more than slow kernels for the product: a row of some matrix does not begin at 16 bytes."""
     leading = (max(matrix.stride()[-2:]) for matrix in (a, b))
     return any(extent % _ALIGNED_ELEMENTS for extent in (*leading, b.shape[-1]))

@@ -1,4 +1,4 @@
-"""The entry of the command line: ``python -m shape_sweeps run``, ``explain`` and ``list``.
+"""The entry of the command line: ``python -m shape_sweeps run``, ``build``, ``unpack``, ``explain`` and ``list``.
 
     >>> main(["run", "--quick"])
     0
@@ -64,6 +64,10 @@ def _main(arguments: Sequence[str], stdout: Stream) -> int:
             return commands.list_choices()
         if chosen.command == "explain":
             return commands.explain(chosen)
+        if chosen.command == "build":
+            return commands.build(chosen)
+        if chosen.command == "unpack":
+            return commands.unpack(chosen)
         return commands.run(chosen, arguments, stdout)
     except InputError as error:
         complain(error)

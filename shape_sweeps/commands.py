@@ -1,4 +1,7 @@
-"""What the commands do: ``run`` a sweep and write its results, ``explain`` one epilogue, ``list`` the choices."""
+"""What the commands do: ``run`` a sweep and write its results, ``explain`` one epilogue, ``list`` the choices.
+
+``build`` and ``unpack`` are in :mod:`.build_command`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from . import cases, explain_command, export, plots, report
+from . import build_command, cases, explain_command, export, plots, report
 from .catalogue import FORMULAS
 from .cli import BAD_INPUT, FAILURE, INTERRUPTED, OK, complain
 from .environment import describe
 from .errors import OutputError, ReportLost
-from .options import select
+from .options import select, select_for_build
 from .outputs import Output, check_distinct, prepare
 from .records import PASSED, Sweep
 from .runner import run_sweep
@@ -67,6 +70,24 @@ def explain(options: argparse.Namespace) -> int:
         InputError: if the options make no sense.
     """
     return explain_command.run(options)
+
+
+def build(options: argparse.Namespace) -> int:
+    """``build``.
+
+    Raises:
+        InputError: before anything is built.
+    """
+    return build_command.run(options, *select_for_build(options))
+
+
+def unpack(options: argparse.Namespace) -> int:
+    """``unpack``.
+
+    Raises:
+        InputError: if the file is no bundle, or cannot be merged.
+    """
+    return build_command.unpack(options)
 
 
 def list_choices() -> int:

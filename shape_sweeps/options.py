@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import epilogues as ep
 
-from . import cases, explain_command
+from . import build_command, cases, explain_command
 from .catalogue import FORMULAS, parse_epilogues
 from .cli import EXIT_CODES
 from .environment import choose_device
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = root.add_subparsers(dest="command", required=True, metavar="run|list|explain")
+    commands = root.add_subparsers(dest="command", required=True, metavar="run|list|explain|build|unpack")
     run = commands.add_parser(
         "run",
         help="run a sweep",
@@ -44,28 +44,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_cases(run)
     add = run.add_argument
-    add(
-        "--shapes",
-        action="append",
-        metavar="LIST",
-        help=f"sets ({', '.join(SHAPE_SETS)}) and shapes MxNxK, comma-separated; may be repeated"
-        " (default: the set default)",
-    )
-    add("--quick", action="store_true", help="the shape set quick: seconds on two CPU cores")
-    add("--dtypes", action="append", metavar="LIST", help=f"{cases.DTYPE_NAMES} (default: bf16,fp16)")
-    add(
-        "--epilogues",
-        action="append",
-        metavar="LIST",
-        help=f"of {', '.join(FORMULAS)}, or module:attribute for your own (default: all)",
-    )
-    add(
-        "--operation",
-        choices=cases.OPERATIONS,
-        default="linear",
-        help="linear: weight (N, K); matmul: (K, N) (default: linear)",
-    )
     add(
         "--backend",
         choices=cases.BACKENDS,
@@ -92,6 +72,25 @@ def parser() -> argparse.ArgumentParser:
         " device.",
     )
     explain_command.add_arguments(explain)
+    build = commands.add_parser(
+        "build",
+        help="build the kernels of such calls ahead of time",
+        description="Build the kernels of shapes x dtypes x epilogues, on any machine that has nvcc.",
+        epilog=build_command.EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_cases(build)
+    build_command.add_arguments(build)
+    add = build.add_argument
+    add("--backend", choices=build_command.BACKENDS, default="auto", help="force one (default: auto)")
+    add("--multiprocessors", type=_jobs, metavar="N", help="of the devices that --arch names")
+    add("--jobs", type=_jobs, metavar="N", help="kernels to build at a time (default: one per core)")
+    unpack = commands.add_parser(
+        "unpack",
+        help="take built kernels from a file",
+        description="Merge a bundle of built kernels into this machine's cache; no nvcc and no device need be there.",
+    )
+    build_command.add_unpack_arguments(unpack)
     commands.add_parser(
         "list",
         help="print what there is to choose from",
@@ -100,12 +99,53 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+def _add_cases(parser: argparse.ArgumentParser) -> None:
+    """What ``run`` and ``build`` have in common: the cases."""
+    add = parser.add_argument
+    add(
+        "--shapes",
+        action="append",
+        metavar="LIST",
+        help=f"sets ({', '.join(SHAPE_SETS)}) and shapes MxNxK, comma-separated; may be repeated"
+        " (default: the set default)",
+    )
+    add("--quick", action="store_true", help="the shape set quick: seconds on two CPU cores")
+    add("--dtypes", action="append", metavar="LIST", help=f"{cases.DTYPE_NAMES} (default: bf16,fp16)")
+    add(
+        "--epilogues",
+        action="append",
+        metavar="LIST",
+        help=f"of {', '.join(FORMULAS)}, or module:attribute for your own (default: all)",
+    )
+    add(
+        "--operation",
+        choices=cases.OPERATIONS,
+        default="linear",
+        help="linear: weight (N, K); matmul: (K, N) (default: linear)",
+    )
+
+
 def select(options: argparse.Namespace) -> tuple[tuple[cases.Case, ...], dict[str, ep.Epilogue]]:
     """The cases that the options of ``run`` ask for, and the epilogues they name.
 
     Raises:
         InputError: if one of them makes no sense.
     """
+    return _select(options, device=choose_device(options.device), seed=options.seed)
+
+
+def select_for_build(options: argparse.Namespace) -> tuple[tuple[cases.Case, ...], dict[str, ep.Epilogue]]:
+    """The same of ``build``, whose tensors need no memory and no device.
+
+    Raises:
+        InputError: if one of them makes no sense.
+    """
+    return _select(options, device="meta", seed=0)
+
+
+def _select(
+    options: argparse.Namespace, *, device: str, seed: int
+) -> tuple[tuple[cases.Case, ...], dict[str, ep.Epilogue]]:
     shapes = list(options.shapes or [])
     if options.quick:
         shapes.append("quick")
@@ -115,9 +155,9 @@ def select(options: argparse.Namespace) -> tuple[tuple[cases.Case, ...], dict[st
         cases.parse_dtypes(options.dtypes or ["bf16,fp16"]),
         epilogues,
         operation=options.operation,
-        seed=options.seed,
+        seed=seed,
         backend=options.backend,
-        device=choose_device(options.device),
+        device=device,
     )
     return chosen, epilogues
 

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from gemm_ops.build.buildable import Buildable
 
 from .records import FAILED, PASSED, SKIPPED, CaseRecord, Sweep
 from .runner import Observer
@@ -103,6 +105,11 @@ class Progressing(Observer):
     def built(self, seconds: float, cached: bool) -> None:
         self._advance("from the cache" if cached else f"built in {seconds:.0f} s")
 
+    def not_built(self, title: str) -> None:
+        """One kernel could not be built."""
+        self._console.print(f"failed {title}", style=_COLOURS[FAILED], soft_wrap=True)
+        self._advance(title)
+
     def running(self, record: CaseRecord) -> None:
         self._give_up()
         if self._what != "running":
@@ -113,7 +120,7 @@ class Progressing(Observer):
     def finished(self, record: CaseRecord) -> None:
         if record.status == FAILED:
             self._console.print(
-                f"failed {_title(record)}: {_shorten(record.reason)}", style=_COLOURS[FAILED], soft_wrap=True
+                f"failed {_title(record)}: {shorten(record.reason)}", style=_COLOURS[FAILED], soft_wrap=True
             )
         self._advance(_title(record))
 
@@ -144,9 +151,9 @@ def print_report(console: Console, sweep: Sweep) -> None:
         console.print(table)
         console.print(_LEGEND, soft_wrap=True)
         for number, text in enumerate(footnotes, start=1):
-            console.print(f"({number}) {_shorten(text)}", soft_wrap=True)
+            console.print(f"({number}) {shorten(text)}", soft_wrap=True)
     for note in sweep.notes:
-        console.print(f"note: {_shorten(note)}", soft_wrap=True)
+        console.print(f"note: {shorten(note)}", soft_wrap=True)
     failures = sweep.failures
     if failures:
         console.print("\nto see a failure again:")
@@ -155,6 +162,46 @@ def print_report(console: Console, sweep: Sweep) -> None:
         if len(failures) > _MAX_COMMANDS:
             console.print(f"  and {len(failures) - _MAX_COMMANDS} more failures in the table")
     console.print(summary(sweep))
+
+
+#: in place of the seconds that a kernel's build took
+THERE = "there already"
+
+
+def print_kernels(
+    console: Console,
+    kernels: Sequence[Buildable],
+    serves: Mapping[str, Sequence[str]],
+    results: Mapping[str, str],
+    errors: Mapping[str, str],
+) -> None:
+    """The table of kernels, what each is for and what came of it, and below it why some failed.
+
+    Args:
+        kernels: in the order of the table.
+        serves: key -> the problems that use it.
+        results: key -> how long it took, or :data:`THERE`.
+        errors: key -> why it could not be built.
+    """
+    if not kernels:
+        return
+    table = Table(box=None if not console.is_terminal else box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("kernel", overflow="fold")
+    table.add_column("problems", overflow="fold")
+    table.add_column("built", justify="right")
+    footnotes: list[str] = []
+    for kernel in kernels:
+        first, *others = serves[kernel.key]
+        text, style = results.get(kernel.key, "not reached"), ""
+        if kernel.key in errors:
+            if errors[kernel.key] not in footnotes:
+                footnotes.append(errors[kernel.key])
+            text, style = f"failed ({footnotes.index(errors[kernel.key]) + 1})", _COLOURS[FAILED]
+        problems = first + (f" and {len(others)} more" if others else "")
+        table.add_row(Text(kernel.title), Text(problems), Text(text, style=style))
+    console.print(table)
+    for number, footnote in enumerate(footnotes, start=1):
+        console.print(f"({number}) {shorten(footnote)}", soft_wrap=True)
 
 
 def summary(sweep: Sweep) -> str:
@@ -219,7 +266,8 @@ def _columns(values: Sequence[float], width: int, pattern: str) -> list[str]:
     return texts + ["-"] * (width - len(texts))
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
+    """The text, or as much of it as a report has room for."""
     return text if len(text) <= _MAX_REASON else text[:_MAX_REASON].rstrip() + " ..."
 
 

@@ -316,12 +316,12 @@ def test_a_library_that_does_not_load_is_built_again_once(monkeypatch: pytest.Mo
     broken = tmp_path / "kernel.so"
     broken.write_text("no library")
     built: list[str] = []
-    discarded: list[str] = []
+    discarded: list[Path] = []
     monkeypatch.setattr("gemm_ops.build.compiler._failures", {})
     monkeypatch.setattr(loading, "_loaded", {})
     monkeypatch.setattr(loading, "build_kernel", lambda spec: built.append(spec.key) or broken)
-    monkeypatch.setattr(loading, "discard", lambda spec: discarded.append(spec.key))
+    monkeypatch.setattr(loading, "discard", discarded.append)
     for _ in range(2):  # the second time it fails at once
         with pytest.raises(BuildError, match="does not load"):
             runtime.load_elementwise(BASE)
-    assert built == [BASE.key] * 2 and discarded == [BASE.key]
+    assert built == [BASE.key] * 2 and discarded == [broken]

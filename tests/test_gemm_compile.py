@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import lzma
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ from operation_support import every_row_tree
 
 import epilogues as ep
 from gemm_ops.build import cache
+from gemm_ops.build.bundle import pack_kernels, unpack_kernels
 from gemm_ops.build.compiler import build_kernel, build_kernels
 from gemm_ops.build.toolchain import find_toolchain
 from gemm_ops.errors import BuildError, ToolchainError
@@ -136,25 +138,47 @@ def test_a_second_build_is_there_at_once(built: dict[str, Path], name: str, monk
     assert time.perf_counter() - start < 0.5
 
 
-def test_another_process_finds_them(built: dict[str, Path], tmp_path: Path) -> None:
-    """The keys are the same there, and the CUTLASS interface is not imported."""
+def load_in_another_process(**environment: str) -> dict[str, Path]:
+    """Loads all kernels where no nvcc is on PATH, and without the CUTLASS interface; gives where they are."""
     script = (
         "import sys\n"
         "from test_gemm_compile import SPECS\n"
-        "from gemm_ops.build.compiler import build_kernel\n"
         "from gemm_ops.runtime.library import load_kernel\n"
         "for name, spec in SPECS.items():\n"
         "    print(name, load_kernel(spec).path)\n"
         "assert 'cutlass_cppgen' not in sys.modules\n"
     )
+    here = Path(__file__).parent
+    path = {"PYTHONPATH": f"{here}{os.pathsep}{here.parent}", "PATH": os.path.dirname(sys.executable)}
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PATH": os.path.dirname(sys.executable)},
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **path, **environment}
     )
     assert done.returncode == 0, done.stderr
-    assert dict(line.split() for line in done.stdout.splitlines()) == {n: str(path) for n, path in built.items()}
+    assert "building" not in done.stderr
+    return {name: Path(path) for name, path in map(str.split, done.stdout.splitlines())}
+
+
+def test_another_process_finds_them(built: dict[str, Path]) -> None:
+    """The keys are the same there."""
+    assert load_in_another_process() == built
+
+
+def test_a_bundle_of_them_loads_elsewhere(built: dict[str, Path], tmp_path: Path) -> None:
+    """Merged into a fresh cache, or from a folder of its own, which nothing is written to."""
+    bundle, merged, folder, empty = (tmp_path / name for name in ("kernels.tar.xz", "merged", "folder", "empty"))
+    assert pack_kernels(bundle) == len(SPECS)
+    assert bundle.stat().st_size < sum(path.stat().st_size for path in built.values()) / 4
+    content = lzma.decompress(bundle.read_bytes())
+    for here in (cache.cache_folder(), Path(__file__).parent.parent, Path.home()):
+        assert f"{here}/".encode() not in content
+    for root, environment in (
+        (merged, {"GEMM_OPS_CACHE": str(merged)}),
+        (folder, {"GEMM_OPS_CACHE": str(empty), "GEMM_OPS_BUNDLE": str(folder)}),
+    ):
+        assert unpack_kernels(bundle, into=root) == len(SPECS)
+        expected = {name: root / "kernels" / spec.key / "kernel.so" for name, spec in SPECS.items()}
+        assert load_in_another_process(**environment) == expected
+    assert not empty.exists()
 
 
 def test_nothing_is_left_of_the_builds(built: dict[str, Path]) -> None:

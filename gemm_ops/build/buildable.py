@@ -13,6 +13,7 @@ class Buildable(Protocol):
         key: names the kernel on disk; equal keys mean equal kernels.
         title: one line that says what it is.
         arch: the target's compute capability as nvcc writes it, such as "90a".
+        kind: which generator writes its source, a key of :data:`gemm_ops.kernels.sources.GENERATORS`.
     """
 
     @property
@@ -23,6 +24,9 @@ class Buildable(Protocol):
 
     @property
     def arch(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
 
     def source(self) -> str:
         """The C++ source."""

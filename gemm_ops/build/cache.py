@@ -12,6 +12,9 @@ Layout, under ``cache_folder()``:
 ``building/…``                  work in progress; what a crash leaves is swept by the next build
 ``failed/<key>/``               source and compiler output of a build that failed, for the error to point at
 
+``GEMM_OPS_BUNDLE`` names further folders with a ``kernels/`` in them, separated as in ``PATH``: bundles that were
+unpacked (:mod:`.bundle`), or caches.  They are searched after the cache, in order, and never written to.
+
 A kernel appears in ``kernels/`` by renaming a finished folder into place, so whatever is there is whole, however
 a process died.  Locks are the operating system's and go with their process.
 """
@@ -19,11 +22,13 @@ a process died.  Locks are the operating system's and go with their process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +41,12 @@ LIBRARY = "kernel.so"
 SOURCE = "kernel.cu"
 RECORD = "build.json"
 
+#: Names the folders that are searched after the cache.
+BUNDLES = "GEMM_OPS_BUNDLE"
+
 _STALE_AFTER = 24 * 3600.0
+
+_unusable: set[Path] = set()  # libraries that do not load and cannot be removed
 
 
 def cache_folder() -> Path:
@@ -47,17 +57,52 @@ def cache_folder() -> Path:
 
 
 def find_library(spec: Buildable) -> Path | None:
-    """The built library of a kernel, if it is there."""
-    path = cache_folder() / "kernels" / spec.key / LIBRARY
+    """The built library of a kernel, if it is there: in the cache, or in an unpacked bundle."""
+    for root in (cache_folder(), *bundle_folders()):
+        if (path := library_in(root, spec.key)) is not None:
+            return path
+    return None
+
+
+def library_in(root: Path, key: str) -> Path | None:
+    """The library of a kernel in a folder laid out as the cache is; None if it is not there."""
+    path = root / "kernels" / key / LIBRARY
     try:
-        return path if path.is_file() else None
+        return path if path.is_file() and path not in _unusable else None
     except OSError:  # a path that cannot be: building says so
         return None
 
 
-def discard(spec: Buildable) -> None:
-    """Removes a kernel from the cache, such as one that does not load."""
-    shutil.rmtree(cache_folder() / "kernels" / spec.key, ignore_errors=True)
+def bundle_folders() -> tuple[Path, ...]:
+    """The folders that ``GEMM_OPS_BUNDLE`` names; of one that holds no kernels it is said once."""
+    value = os.environ.get(BUNDLES)
+    return _read_bundle_folders(value) if value else ()
+
+
+@functools.cache
+def _read_bundle_folders(value: str) -> tuple[Path, ...]:
+    folders = []
+    for name in filter(None, value.split(os.pathsep)):
+        folder = Path(name).expanduser().absolute()  # a process may change its folder
+        folders.append(folder)
+        fault = ""
+        if not folder.exists():
+            fault = "is not there"
+        elif not folder.is_dir():
+            fault = "is a file: unpack it with `python -m shape_sweeps unpack FILE --into FOLDER`, and name the folder"
+        elif not (folder / "kernels").is_dir():
+            fault = "has no folder `kernels`"
+        if fault:
+            warnings.warn(f"{BUNDLES}: {folder} {fault}", RuntimeWarning, stacklevel=2)
+    return tuple(folders)
+
+
+def discard(library: Path) -> None:
+    """Puts a library that does not load out of use: out of the cache; a bundle's is passed over by this process."""
+    if library.parent.parent == cache_folder() / "kernels":
+        shutil.rmtree(library.parent, ignore_errors=True)
+    if library.exists():
+        _unusable.add(library)
 
 
 @dataclass(frozen=True)
@@ -75,6 +120,7 @@ class BuildSlot:
         with open(self.folder / LIBRARY, "rb") as library:
             os.fsync(library.fileno())
         os.rename(self.folder, self.target)
+        _unusable.discard(self.target / LIBRARY)
         return self.target / LIBRARY
 
     def keep_failure(self, output: str) -> Path:
@@ -86,35 +132,43 @@ class BuildSlot:
         return self.failed / SOURCE
 
 
-@contextlib.contextmanager
-def build_slot(spec: Buildable) -> Iterator[BuildSlot | None]:
+def build_slot(spec: Buildable) -> contextlib.AbstractContextManager[BuildSlot | None]:
     """Waits for the right to build a kernel; gives None if another process has built it meanwhile.
 
     Raises:
         ToolchainError: if the cache folder cannot be written.
     """
-    root = cache_folder()
+    return open_slot(cache_folder(), spec.key, lambda: find_library(spec) is not None)
+
+
+@contextlib.contextmanager
+def open_slot(root: Path, key: str, is_there: Callable[[], bool]) -> Iterator[BuildSlot | None]:
+    """Waits for the right to put a kernel into a folder laid out as the cache is; gives None if it is there by then.
+
+    Raises:
+        ToolchainError: if the folder cannot be written.
+    """
     try:
         for name in ("kernels", "locks", "building", "failed"):
             (root / name).mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(root / "locks" / f"{spec.key}.lock")
+        lock = filelock.FileLock(root / "locks" / f"{key}.lock")
         lock.acquire()
     except OSError as error:
         raise ToolchainError(
             f"the kernel cache {root} cannot be written ({error}): point GEMM_OPS_CACHE to a folder that can"
         ) from error
     try:
-        if find_library(spec) is not None:
+        if is_there():
             yield None
             return
-        _sweep(root / "building", spec.key)
-        folder = Path(tempfile.mkdtemp(prefix=f"{spec.key}-", dir=root / "building"))
+        _sweep(root / "building", key)
+        folder = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=root / "building"))
         os.chmod(folder, 0o755)  # mkdtemp's 0700 would keep a shared cache from its other users
         try:
-            target = root / "kernels" / spec.key
+            target = root / "kernels" / key
             if target.exists():  # a folder without a library: somebody removed it by hand
                 shutil.rmtree(target)
-            yield BuildSlot(folder, target, root / "failed" / spec.key)
+            yield BuildSlot(folder, target, root / "failed" / key)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     finally:

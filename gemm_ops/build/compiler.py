@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ..errors import BuildError
-from ..kernels.sources import cutlass_version
+from ..kernels.sources import cutlass_version, generator_digest
 from .buildable import Buildable
 from .cache import LIBRARY, RECORD, SOURCE, BuildSlot, build_slot, find_library
 from .flags import FLAGS
@@ -28,6 +28,8 @@ from .toolchain import Toolchain, find_toolchain
 
 #: Called for every kernel: the spec, the seconds it took, and whether it was there already.
 OnDone = Callable[[Buildable, float, bool], None]
+#: Called for every kernel that could not be built.
+OnFailed = Callable[[Buildable, BuildError], None]
 
 _failures: dict[str, BuildError] = {}
 lowering_lock = threading.Lock()  # the CUTLASS interface keeps global state
@@ -86,7 +88,7 @@ def raise_failure(spec: Buildable) -> None:
 
 def _compile(spec: Buildable, toolchain: Toolchain, slot: BuildSlot) -> Path:
     with lowering_lock:
-        source = spec.source()
+        source = _source(spec)
     (slot.folder / SOURCE).write_text(source)
     command = compile_command(spec, toolchain, slot.folder / SOURCE, slot.folder / LIBRARY)
     start = time.perf_counter()
@@ -114,6 +116,9 @@ def _compile(spec: Buildable, toolchain: Toolchain, slot: BuildSlot) -> Path:
         raise error
     record = {
         "title": spec.title,
+        "arch": spec.arch,
+        "kind": spec.kind,
+        "generator": generator_digest(spec.kind),
         "nvcc": toolchain.version,
         "cutlass": cutlass_version(),
         "seconds": round(seconds, 1),
@@ -124,6 +129,15 @@ def _compile(spec: Buildable, toolchain: Toolchain, slot: BuildSlot) -> Path:
     return slot.publish()
 
 
+def _source(spec: Buildable) -> str:
+    try:
+        return spec.source()
+    except BuildError:
+        raise
+    except Exception as error:  # of what is lowered, one among many must not cost the others their build
+        raise BuildError(f"no source could be written for {spec.title}: {type(error).__name__}: {error}") from error
+
+
 def _excerpt(output: str, lines: int = 30) -> str:
     """The first errors of a compiler's output: CUTLASS can print thousands of lines."""
     errors = [line for line in output.splitlines() if "error" in line.lower() or "fatal" in line.lower()]
@@ -132,13 +146,20 @@ def _excerpt(output: str, lines: int = 30) -> str:
     return "\n".join(f"  {line}" for line in chosen[:lines]) + rest
 
 
-def build_kernels(specs: Iterable[Buildable], *, jobs: int | None = None, on_done: OnDone | None = None) -> None:
+def build_kernels(
+    specs: Iterable[Buildable],
+    *,
+    jobs: int | None = None,
+    on_done: OnDone | None = None,
+    on_failed: OnFailed | None = None,
+) -> None:
     """Builds many kernels, several at a time.
 
     Args:
         specs: the kernels; one that is named twice is built once.
         jobs: how many compilers run at a time; default one per core this process may use.
         on_done: called in this thread after each kernel.
+        on_failed: the same for each that could not be built, with its error.
 
     Raises:
         BuildError: after all are done, if any failed; the message counts them, the first is the cause.
@@ -165,6 +186,8 @@ def build_kernels(specs: Iterable[Buildable], *, jobs: int | None = None, on_don
                     seconds, cached = future.result()
                 except BuildError as error:
                     failures.append(error)
+                    if on_failed is not None:
+                        on_failed(waiting[future], error)
                     continue
                 if on_done is not None:
                     on_done(waiting[future], seconds, cached)

@@ -64,6 +64,11 @@ class ElementwiseSpec:
             arch,
         )
 
+    @property
+    def kind(self) -> str:
+        """Which generator writes its source."""
+        return "elementwise"
+
     @functools.cached_property
     def key(self) -> str:
         """A hexadecimal digest that names the kernel on disk."""
@@ -79,7 +84,7 @@ class ElementwiseSpec:
             self.tiled,
             self.whole,
             self.arch,
-            generator_digest("elementwise"),
+            generator_digest(self.kind),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

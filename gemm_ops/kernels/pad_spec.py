@@ -19,10 +19,15 @@ class PadSpec:
 
     arch: str
 
+    @property
+    def kind(self) -> str:
+        """Which generator writes its source."""
+        return "pad_rows"
+
     @functools.cached_property
     def key(self) -> str:
         """A hexadecimal digest that names the kernel on disk."""
-        return hashlib.sha256(repr(("pad_rows", self.arch, generator_digest("pad_rows"))).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr(("pad_rows", self.arch, generator_digest(self.kind))).encode()).hexdigest()[:32]
 
     @property
     def title(self) -> str:

@@ -50,6 +50,11 @@ class KernelSpec:
     arch: str
     access: Access = ALIGNED
 
+    @property
+    def kind(self) -> str:
+        """Which generator writes its source."""
+        return "gemm"
+
     @functools.cached_property
     def key(self) -> str:
         """A hexadecimal digest that names the kernel on disk."""
@@ -62,7 +67,7 @@ class KernelSpec:
             self.layout_b,
             self.arch,
             self.access,
-            generator_digest("gemm"),
+            generator_digest(self.kind),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..build.buildable import Buildable
-from ..build.cache import SOURCE, discard
+from ..build.cache import SOURCE, discard, find_library
 from ..build.compiler import build_kernel, raise_failure, remember_failure
 from ..errors import BuildError
 
@@ -51,21 +51,22 @@ def load_once(spec: Buildable, load: Callable[[Path], T]) -> T:
 
 def _load(spec: Buildable, load: Callable[[Path], T]) -> T:
     raise_failure(spec)
+    found: Path | None = build_kernel(spec)
+    while found is not None:
+        try:
+            return load(found)
+        except OSError:
+            # not a library of this machine (a cache or a bundle carried over, a damaged disk): another place may have
+            # one; else it is built here, once
+            discard(found)
+        found = find_library(spec)
     path = build_kernel(spec)
     try:
         return load(path)
-    except OSError:
-        # not a library of this machine (a cache carried over, a damaged disk): build it here, once
-        discard(spec)
-        path = build_kernel(spec)
-        try:
-            return load(path)
-        except OSError as error:
-            failure = BuildError(
-                f"the kernel built at {path} does not load: {error}", source=str(path.with_name(SOURCE))
-            )
-            remember_failure(spec, failure)
-            raise failure from error
+    except OSError as error:
+        failure = BuildError(f"the kernel built at {path} does not load: {error}", source=str(path.with_name(SOURCE)))
+        remember_failure(spec, failure)
+        raise failure from error
 
 
 def open_library(path: Path, functions: Sequence[str]) -> ctypes.CDLL:

@@ -8,25 +8,15 @@ import pytest
 import torch
 from host_device import HostDevice
 from operation_support import packs
+from sample_epilogues import every_kind, two_outputs
 from torch import Tensor
 
 import epilogues as ep
 import gemm_ops
-from epilogues import Aux, Column, Row, Scalar
+from epilogues import Aux, Row
 from gemm_ops.gradients import find_pass
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
-
-
-@ep.epilogue
-def every_kind(acc, scale: Row, offset: Column, alpha: Scalar, residual: Aux):
-    return torch.tanh(acc * scale + offset) * alpha + residual
-
-
-@ep.epilogue
-def two_outputs(acc, bias: Row, gate: Aux):
-    z = acc + bias
-    return {"D": ep.silu(z) * gate, "z": ep.cast(z, "f32")}
 
 
 @ep.epilogue

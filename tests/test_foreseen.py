@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from host_device import HostDevice
+from sample_epilogues import every_kind, two_outputs
 from torch import Tensor
 
 import epilogues as ep
 import gemm_ops
-from epilogues import Aux, Column, Row, Scalar
+from epilogues import Row
 from gemm_ops import dispatch
 from gemm_ops.elementwise.spec import ElementwiseSpec
 from gemm_ops.errors import ProblemError
@@ -27,17 +28,6 @@ BF16, F32 = torch.bfloat16, torch.float32
 H200 = Target((9, 0), 132)
 A100 = Target((8, 0), 108)
 SUITE = ep.builders.SUITE
-
-
-@ep.epilogue
-def every_kind(acc, scale: Row, offset: Column, alpha: Scalar, residual: Aux):
-    return torch.tanh(acc * scale + offset) * alpha + residual
-
-
-@ep.epilogue
-def two_outputs(acc, bias: Row, gate: Aux):
-    z = acc + bias
-    return {"D": ep.silu(z) * gate, "z": ep.cast(z, "f32")}
 
 
 EPILOGUES = {**{name: make() for name, make in SUITE.items()}, "every_kind": every_kind, "two_outputs": two_outputs}

@@ -8,23 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from sample_epilogues import every_kind
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import epilogues as ep
 import gemm_ops
-from epilogues import Aux, Column, EpilogueError, Row, Scalar
+from epilogues import Aux, EpilogueError, Row
 from gemm_ops import FusedLinear, linear, matmul
 from gemm_ops.gradients import storing_forward
 
 F64 = torch.float64
 pytestmark = pytest.mark.filterwarnings("ignore::gemm_ops.FallbackWarning")
-
-
-@ep.epilogue
-def every_kind(acc, scale: Row, offset: Column, alpha: Scalar, residual: Aux):
-    return torch.tanh(acc * scale + offset) * alpha + residual
 
 
 @ep.epilogue

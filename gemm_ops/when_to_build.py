@@ -23,7 +23,6 @@ from collections.abc import Iterator
 
 from epilogues.compiling import refuse_tracing
 
-from .announce import announce
 from .build.buildable import Buildable
 from .build.cache import find_library
 from .build.compiler import build_kernel, raise_failure, remember_failure
@@ -61,11 +60,14 @@ def building(way: str) -> Iterator[None]:
 
 
 def way_of_building() -> str:
-    """What holds here: that of the context, else of ``GEMM_OPS_BUILD``, else "wait"."""
-    way = _way.get() or os.environ.get("GEMM_OPS_BUILD") or WAYS[0]
+    """What holds here: that of the context, else of ``GEMM_OPS_BUILD``, else "wait".
+
+    Raises:
+        ValueError: for another value of ``GEMM_OPS_BUILD``: who meant "never" is not to wait for a compiler.
+    """
+    way = _way.get() or os.environ.get("GEMM_OPS_BUILD", "").lower() or WAYS[0]
     if way not in WAYS:
-        announce(f"GEMM_OPS_BUILD should be one of {', '.join(WAYS)}, got {way!r}: kernels are waited for")
-        return WAYS[0]
+        raise ValueError(f"GEMM_OPS_BUILD should be one of {', '.join(WAYS)}, got {way!r}")
     return way
 
 

@@ -285,6 +285,10 @@ def unpack(options: argparse.Namespace) -> int:
     Raises:
         InputError: if it is none, or cannot be merged.
     """
+    if not options.file:
+        raise InputError("unpack: the name of the file is empty")
+    if options.into == "":
+        raise InputError("unpack: --into: the name of the folder is empty")
     try:
         merged = merge(options.file, into=options.into)
     except (gemm_ops.BundleError, gemm_ops.BuildError) as error:

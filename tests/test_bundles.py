@@ -505,3 +505,22 @@ def test_build_kernels_names_those_that_failed(install: Install) -> None:
     assert len(failed) == 2 and find_library(SPEC) is not None
     assert any(text.startswith(f"{broken.key} no source could be written for sm80_") for text in failed)
     assert any(text.startswith(f"{OTHER.key} nvcc failed") for text in failed)
+
+
+def test_a_library_of_no_bytes_is_none(install: Install, tmp_path: Path) -> None:
+    """What a full disk leaves is built anew, and not packed."""
+    runs = install(WRITES)
+    build_kernel(SPEC, quiet=True).write_bytes(b"")
+    assert find_library(SPEC) is None
+    with pytest.raises(BundleError, match=r"not built|nothing to pack"):
+        gemm_ops.pack_kernels(tmp_path / "k.tar.xz", [SPEC])
+    assert build_kernel(SPEC, quiet=True).stat().st_size > 0 and count(runs) == 2
+
+
+def test_a_kernel_without_its_record_is_not_packed(install: Install, tmp_path: Path) -> None:
+    install(WRITES)
+    (build_kernel(SPEC, quiet=True).parent / "build.json").unlink()
+    with pytest.raises(BundleError, match=r"build\.json, which says what the kernel is, cannot be read"):
+        gemm_ops.pack_kernels(tmp_path / "k.tar.xz")
+    with pytest.raises(BundleError, match="the name of the file is empty"):
+        gemm_ops.pack_kernels("")

@@ -279,3 +279,10 @@ def test_help_explains_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and "--training" in out
     for number in ("0", "1", "2", "130"):
         assert f"\n  {number}" in out
+
+
+@pytest.mark.parametrize("arguments", [("",), ("k.tar.xz", "--into", "")])
+def test_an_empty_name_is_no_folder(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a variable of the shell that is not set: nothing is unpacked into the current folder."""
+    code, _, err = run(capsys, "unpack", *arguments)
+    assert code == 2 and "is empty" in err

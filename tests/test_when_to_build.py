@@ -58,11 +58,11 @@ def test_the_way_is_the_contexts_or_the_environments(monkeypatch: pytest.MonkeyP
     with gemm_ops.building("background"):
         assert building.way_of_building() == "background"
     assert building.way_of_building() == "never"
+    monkeypatch.setenv("GEMM_OPS_BUILD", "NEVER")
+    assert building.way_of_building() == "never"
     monkeypatch.setenv("GEMM_OPS_BUILD", "sometimes")
-    with pytest.warns(
-        FallbackWarning, match="GEMM_OPS_BUILD should be one of wait, background, never, got 'sometimes'"
-    ):
-        assert building.way_of_building() == "wait"
+    with pytest.raises(ValueError, match="GEMM_OPS_BUILD should be one of wait, background, never, got 'sometimes'"):
+        building.way_of_building()
     with pytest.raises(ValueError, match="got 'now'"), gemm_ops.building("now"):
         pass
 

@@ -63,6 +63,8 @@ def pack_kernels(path: str | os.PathLike[str], specs: Iterable[Buildable] | None
     import lzma  # a Python that was built without it can do all else
 
     path = Path(path)
+    if not path.name:
+        raise BundleError("pack_kernels: the name of the file is empty")
     folders = _cached() if specs is None else _chosen(specs)
     if not folders:
         raise BundleError(f"there is nothing to pack: {cache_folder()} holds no kernels")
@@ -231,8 +233,11 @@ def _describe(folder: Path) -> tuple[PackedKernel, bytes]:
     """A kernel's entry in the manifest, and its build record as it is packed."""
     try:
         record = json.loads((folder / RECORD).read_text())
-    except (FileNotFoundError, ValueError):
-        record = {}
+    except (OSError, ValueError) as error:
+        raise BundleError(
+            f"{folder / RECORD}, which says what the kernel is, cannot be read ({error}): remove the folder, and the "
+            "kernel is built anew"
+        ) from error
     record = _clean_record(record if isinstance(record, dict) else {})
     contents = {RECORD: (json.dumps(record, indent=1) + "\n").encode()}
     for name in FILES:

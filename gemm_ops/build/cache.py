@@ -68,7 +68,8 @@ def library_in(root: Path, key: str) -> Path | None:
     """The library of a kernel in a folder laid out as the cache is; None if it is not there."""
     path = root / "kernels" / key / LIBRARY
     try:
-        return path if path.is_file() and path not in _unusable else None
+        # an empty one is what a full disk or a copy that broke off leaves
+        return path if path.is_file() and path.stat().st_size > 0 and path not in _unusable else None
     except OSError:  # a path that cannot be: building says so
         return None
 

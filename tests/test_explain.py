@@ -276,7 +276,7 @@ def test_the_kernel_is_the_one_that_dispatch_would_take(monkeypatch: pytest.Monk
 def _pretend_built(spec: KernelSpec, record: str | None) -> Path:
     folder = cache_folder() / "kernels" / spec.key
     folder.mkdir(parents=True)
-    (folder / LIBRARY).touch()
+    (folder / LIBRARY).write_text("a library")
     if record is not None:
         (folder / RECORD).write_text(record)
     return folder / LIBRARY

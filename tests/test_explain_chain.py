@@ -447,7 +447,7 @@ def test_a_built_kernel_is_found() -> None:
     assert spec is not None
     folder = cache_folder() / "kernels" / spec.key
     folder.mkdir(parents=True)
-    (folder / LIBRARY).touch()
+    (folder / LIBRARY).write_text("a library")
     (folder / RECORD).write_text(json.dumps({"output": "ptxas info    : Used 38 registers"}))
     report = bias_gelu_residual.explain(64, 64)
     assert report.built is not None and report.built.registers == 38

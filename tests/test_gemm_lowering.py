@@ -501,7 +501,7 @@ def test_keys_and_the_cache_need_no_cutlass(tmp_path: Path) -> None:
     spec = spec_of(resolved(ep.builders.SUITE["residual"]()))
     library = tmp_path / "kernels" / spec.key / "kernel.so"
     library.parent.mkdir(parents=True)
-    library.touch()
+    library.write_text("a library")
     output = finish(start(_WARM, tmp_path, GEMM_OPS_CACHE=str(tmp_path)))
     assert output.split() == [spec.key, str(library)]
     assert [path.name for path in tmp_path.iterdir()] == ["kernels"]

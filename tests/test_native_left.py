@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from native_calls import BF16, CALLS, assert_same, calls, outputs_of, random
+from native_calls import BF16, CALLS, assert_same, calls, numbers, outputs_of, random
 from native_support import computed_natively
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import epilogues as ep
 import gemm_ops
+from epilogues import Scalar
 from gemm_ops import FusedLinear, native
+
+
+@ep.epilogue
+def scaled_by(acc, alpha: Scalar):
+    return torch.tanh(acc) * alpha
 
 
 @pytest.fixture(autouse=True)
@@ -205,3 +211,24 @@ def test_the_module_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_module", None)
     native.remember_plan(None, (), ep.builders.identity(), {}, False)
     assert not native._started
+
+
+class Float(float):
+    """A number of another class, as numpy's are."""
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_numbers_and_tensors_of_other_classes_are_left_to_python(grad: bool, fake_kernels: Any) -> None:
+    x, weight, bias = random(6, 16), random(8, 16), random(8)
+    x.requires_grad_(grad)
+    for other in (Float(0.5), bias.new_tensor([0.5]).as_subclass(Subclass)):
+        expected = gemm_ops.linear(x, weight, numbers, bias=bias, alpha=0.5)
+        with computed_natively(fake_kernels, 0):
+            for _ in range(2):
+                found = gemm_ops.linear(x, weight, numbers, bias=bias, alpha=other)
+                assert torch.equal(found.as_subclass(Tensor), expected)
+        fake_kernels.clear()
+        for _ in range(2):
+            gemm_ops.apply(x, scaled_by, alpha=other)
+        if grad:
+            found.sum().backward()

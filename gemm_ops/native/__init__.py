@@ -162,8 +162,7 @@ def remember_plan(
         return
     _module.add_epilogue(epilogue, tuple(epilogue.operands), tuple(epilogue.outputs))
     values = tuple(operands[name] for name in epilogue.operands)
-    _module.add_plan(leading, epilogue, values, padded_output, plan.native_form(), plan)
-    plan.is_native = True
+    plan.is_native = _module.add_plan(leading, epilogue, values, padded_output, plan.native_form(), plan)
 
 
 def remember_recording(

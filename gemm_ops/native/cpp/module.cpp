@@ -34,15 +34,15 @@ at::ScalarType dtype_of(PyObject* object) {
   return reinterpret_cast<THPDtype*>(object)->scalar_type;
 }
 
-// The call that Python describes by its leading tensors, its epilogue and the values of the operands in order.
-Call call_of(PyObject* leading, PyObject* epilogue, PyObject* operands, bool padded) {
+// The call that Python describes by its leading tensors, its epilogue and the values of the operands in order; none where
+// one of these is of a class that calls here are not looked up with, as numpy's numbers and subclasses of tensors.
+std::optional<Call> call_of(PyObject* leading, PyObject* epilogue, PyObject* operands, bool padded) {
   Call call;
   call.epilogue = epilogue;
   call.padded = padded;
   for (PyObject* tuple : {leading, operands}) {
     for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(tuple); ++place) {
-      const bool known = read_value(PyTuple_GET_ITEM(tuple, place), call.values.emplace_back());
-      TORCH_CHECK_TYPE(known, "expected tensors and numbers");
+      if (!read_value(PyTuple_GET_ITEM(tuple, place), call.values.emplace_back())) return std::nullopt;
     }
   }
   const auto backend = forced_backend();
@@ -95,7 +95,9 @@ PyObject* add_plan(PyObject* /*self*/, PyObject* arguments) {
           &outputs, &PyTuple_Type, &dtypes, &PyTuple_Type, &shape, &pitch, &like_first, &owner)) {
     return nullptr;
   }
-  const Call call = call_of(leading, epilogue, operands, padded);
+  const auto described = call_of(leading, epilogue, operands, padded);
+  if (!described) Py_RETURN_FALSE;
+  const Call& call = *described;
   const auto device = call.values[0].tensor.device();
   auto& keys = plain_keys(device.type());
   if (keys.empty()) keys = at::empty({0}, at::TensorOptions().device(device)).key_set();
@@ -121,7 +123,7 @@ PyObject* add_plan(PyObject* /*self*/, PyObject* arguments) {
   TORCH_CHECK(plan->outputs.size() == plan->dtypes.size());
   const Kind kind = PyTuple_GET_SIZE(leading) == 2 ? Kind::kProduct : Kind::kElementwise;
   plans().insert(key_of(kind, epilogue, call.backend, padded, call.values, false), std::move(plan));
-  Py_RETURN_NONE;
+  Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
 }
 
@@ -168,7 +170,9 @@ PyObject* add_recording(PyObject* /*self*/, PyObject* arguments) {
           &PyTuple_Type, &saved, &steps, &matrices, &owner)) {
     return nullptr;
   }
-  const Call call = call_of(leading, epilogue, operands, false);
+  const auto described = call_of(leading, epilogue, operands, false);
+  if (!described) Py_RETURN_FALSE;
+  const Call& call = *described;
   const bool product = PyTuple_GET_SIZE(leading) == 2;
   auto recording = std::make_shared<Recording>();
   const Kind plain = product ? Kind::kProduct : Kind::kElementwise;

@@ -34,7 +34,6 @@ using Values = c10::SmallVector<Value, 8>;
 enum class Kind : uint64_t { kProduct = 1, kElementwise = 2, kRecordedProduct = 3, kRecordedElementwise = 4 };
 
 inline bool is_product(Kind kind) { return kind == Kind::kProduct || kind == Kind::kRecordedProduct; }
-inline size_t leading_inputs(Kind kind) { return is_product(kind) ? 2 : 1; }
 
 // Words that decide how a call is computed; of fixed room, as making one is part of every call.
 class Key {

@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from epilogues import Epilogue, builders
 
@@ -72,6 +72,9 @@ layer: Callable[..., Any] = _none
 elementwise: Callable[..., Any] = _none
 #: ``signature(x, *others)``: bytes that tell dtypes, devices, extents and autocast; of tensors, numbers and None.
 signature: Callable[..., Any] = _none
+
+#: Classes of arguments that calls are looked up with.
+_LOOKED_UP = (Tensor, nn.Parameter, float, int)
 
 _module: ModuleType | None = None
 _lock = threading.Lock()
@@ -139,7 +142,8 @@ def _load_or_note_why() -> None:
     try:
         load()
     except (BuildError, ToolchainError) as error:
-        _failure = str(error)  # said by the next call, in the caller's thread and of the caller's line
+        # said by the next call, in the caller's thread and of the caller's line
+        _failure = f"calls take more of the host's time, as their C++ part cannot be built: {error}"
 
 
 def remember_plan(
@@ -158,7 +162,7 @@ def remember_plan(
     if _module is None:
         _start()
         if _failure:
-            announce(f"calls take more of the host's time, as their C++ part cannot be built: {_failure}")
+            announce(_failure)
         return
     _module.add_epilogue(epilogue, tuple(epilogue.operands), tuple(epilogue.outputs))
     values = tuple(operands[name] for name in epilogue.operands)
@@ -175,13 +179,14 @@ def remember_recording(
         leading: the tensors before the operands.
         finish: computes the gradients of leading tensors and operands from those of the outputs, through Python.
     """
-    if _module is None:
+    values = tuple(operands[name] for name in epilogue.operands)
+    # others go through Python every time, and are not to be described every time
+    if _module is None or not all(type(value) in _LOOKED_UP for value in (*leading, *values)):
         return
     described = describe_recording(node, len(leading), epilogue, finish)
     if described is None:
         return
     _module.add_epilogue(epilogue, tuple(epilogue.operands), tuple(epilogue.outputs))
-    values = tuple(operands[name] for name in epilogue.operands)
     _module.add_recording(leading, epilogue, values, *described)
 
 

@@ -57,8 +57,8 @@ class Decision:
     """Which backend computes a call, and why.
 
     Attributes:
-        backend: "sm90", "sm80", "cublas" (PyTorch's product, then the epilogue in one kernel), or "reference" (PyTorch,
-            operation by operation).
+        backend: "skinny", "sm90", "sm80", "cublas" (PyTorch's product, then the epilogue in one kernel), or "reference"
+            (PyTorch, operation by operation).
         kernel: the fused kernel configuration's name; None for other backends.
         reason: why this backend, in words.
         spec: the kernel, for :func:`gemm_ops.build_kernels`, of "cublas" that of the epilogue; None for the reference

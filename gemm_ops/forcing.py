@@ -14,7 +14,7 @@ from epilogues.compiling import refuse_tracing
 
 from .errors import UnsupportedProblemError
 
-BACKENDS = ("auto", "sm90", "sm80", "cublas", "reference")
+BACKENDS = ("auto", "skinny", "sm90", "sm80", "cublas", "reference")
 
 _forced: contextvars.ContextVar[str] = contextvars.ContextVar("gemm_ops_backend", default=BACKENDS[0])
 
@@ -27,8 +27,8 @@ def use_backend(backend: str) -> Iterator[None]:
         ...     y = gemm_ops.linear(x, weight, "gelu", bias=bias)
 
     Args:
-        backend: "sm90" or "sm80", a fused kernel; "cublas", PyTorch's product and one kernel for the epilogue;
-            "reference", PyTorch operation by operation; or "auto" for the default choice.
+        backend: "skinny", "sm90" or "sm80", a fused kernel; "cublas", PyTorch's product and one kernel for the
+            epilogue; "reference", PyTorch operation by operation; or "auto" for the default choice.
 
     Raises:
         EpilogueError: within what torch.compile compiles.
@@ -64,7 +64,7 @@ def require_no_kernel(reason: str) -> None:
         reason: why no other backend can compute it.
 
     Raises:
-        UnsupportedProblemError: within ``use_backend`` of "sm90", "sm80" or "cublas".
+        UnsupportedProblemError: within ``use_backend`` of "skinny", "sm90", "sm80" or "cublas".
     """
     forced = forced_backend()
     if forced not in ("auto", "reference"):

@@ -33,6 +33,7 @@ from .elementwise.spec import ElementwiseSpec
 from .elementwise_call import ElementwiseCall, bind_elementwise, lay_out
 from .errors import ProblemError
 from .gradients import Look, find_pass, storing_forward
+from .kernels.families import CONFIGS
 from .kernels.pad_spec import PadSpec
 from .kernels.preference import faster_in_two_passes
 from .kernels.selection import Target, problem_refusal, select_kernel
@@ -120,7 +121,7 @@ class _Seer:
         refusal = "" if backend == "cublas" else self._fused(call, backend)
         if refusal is None:
             return ""
-        if backend in ("sm90", "sm80"):
+        if backend in CONFIGS:
             return refusal
         tail = self.elementwise(_tail(call))
         return tail and "; ".join(filter(None, (refusal, tail)))

@@ -40,7 +40,7 @@ from .outputs import Output, prepare
 from .shapes import split_list
 
 #: what ``--backend`` takes: the others build nothing
-BACKENDS = ("auto", "sm90", "sm80", "cublas")
+BACKENDS = ("auto", "skinny", "sm90", "sm80", "cublas")
 
 EXIT_CODES = """\
 exit codes:

@@ -48,7 +48,7 @@ DTYPE_NAMES = ", ".join(
 OPERATIONS = ("linear", "matmul")
 
 #: "auto" lets gemm_ops choose; the others force one
-BACKENDS = ("auto", "sm90", "sm80", "cublas", "reference")
+BACKENDS = ("auto", "skinny", "sm90", "sm80", "cublas", "reference")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Route:
     """Which way a call with one output layout goes.
 
     Attributes:
-        backend: "sm90", "sm80", "cublas" or "reference"; None if a forced backend refuses the call.
+        backend: "skinny", "sm90", "sm80", "cublas" or "reference"; None if a forced backend refuses the call.
         kernel: the kernel configuration's name, if there is a fused kernel.
         reason: why this one, or why it is refused.
         spec: what ``gemm_ops.build_kernels`` takes; not reported.

@@ -91,7 +91,7 @@ class Progressing(Observer):
         self._cases = len(records)
         routes = [record.route for record in records]
         counts = Counter((route.backend, route.reason) for route in routes if route is not None)
-        fused = sum(count for (backend, _), count in counts.items() if backend in ("sm90", "sm80"))
+        fused = sum(count for (backend, _), count in counts.items() if backend in ("skinny", "sm90", "sm80"))
         if fused:
             self._console.print(f"backend: a fused kernel for {fused} of {len(records)} cases")
         for (backend, reason), count in counts.items():

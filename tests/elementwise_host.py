@@ -153,13 +153,15 @@ def host_kernel(spec: ElementwiseSpec) -> HostKernel:
 
 def host_source(spec: ElementwiseSpec) -> str:
     """The kernel's source with everything it includes, and functions to run it."""
-    walk, pieces = ((CUDA / f"elementwise_{name}.cuh").read_text() for name in ("walk", "pieces"))
+    types, walk, pieces = (
+        (CUDA / f"{name}.cuh").read_text() for name in ("element_types", "elementwise_walk", "elementwise_pieces")
+    )
     for pattern, checked in _ACCESSES.items():
         pieces, found = re.subn(rf"(EP_DEVICE {pattern})", rf"\1 {checked}", pieces)
         assert found == 1, pattern
     source = spec.source()
     assert source.count('#include "elementwise_pieces.cuh"') == 1
-    source = source.replace('#include "elementwise_pieces.cuh"', without_includes(walk) + without_includes(pieces))
+    source = source.replace('#include "elementwise_pieces.cuh"', "".join(map(without_includes, (types, walk, pieces))))
     return host_functors() + _SHIM + source + _DRIVER
 
 

@@ -18,6 +18,7 @@ WAYS = {
     "vector": "in vectors of {width} elements, as it is",
     "unaligned": "between memory and registers at its own alignment",
     "strided": "element by element, with both strides",
+    "elements": "element by element, as it is",
     "row": "an entry for each column, as it is",
     "column": "an entry for each row, as it is",
     "scalar": "one element, as it is",

@@ -16,11 +16,16 @@
 
 #include <cstdint>
 
+#include "element_types.cuh"
 #include "elementwise_walk.cuh"
 #include "functors.cuh"
 
 namespace ep {
 namespace elementwise {
+
+using ep::Bf16;
+using ep::F16;
+using ep::F32;
 
 // The words of one vector access: four, two or one.
 template <int kWords> struct alignas(4 * kWords) Part {
@@ -36,34 +41,6 @@ template <int kWords> EP_DEVICE void write_part(char* to, Part<kWords> part) {
 }
 template <class Bits> EP_DEVICE Bits read_element(char const* from) { return *reinterpret_cast<Bits const*>(from); }
 template <class Bits> EP_DEVICE void write_element(char* to, Bits bits) { *reinterpret_cast<Bits*>(to) = bits; }
-
-// The dtypes: bits to float, float to bits, and the next floats as the 32-bit word that holds them.
-struct F32 {
-  using Bits = uint32_t;
-  static EP_DEVICE float widen(Bits bits) { return __uint_as_float(bits); }
-  static EP_DEVICE Bits narrow(float value) { return __float_as_uint(value); }
-  static EP_DEVICE uint32_t word(float const* values) { return narrow(values[0]); }
-};
-
-struct F16 {
-  using Bits = uint16_t;
-  static EP_DEVICE float widen(Bits bits) { return __half2float(__ushort_as_half(bits)); }
-  static EP_DEVICE Bits narrow(float value) { return __half_as_ushort(__float2half_rn(value)); }
-  static EP_DEVICE uint32_t word(float const* values) {
-    __half2 const pair = __floats2half2_rn(values[0], values[1]);
-    return *reinterpret_cast<uint32_t const*>(&pair);
-  }
-};
-
-struct Bf16 {
-  using Bits = uint16_t;
-  static EP_DEVICE float widen(Bits bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
-  static EP_DEVICE Bits narrow(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
-  static EP_DEVICE uint32_t word(float const* values) {
-    __nv_bfloat162 const pair = __floats2bfloat162_rn(values[0], values[1]);
-    return *reinterpret_cast<uint32_t const*>(&pair);
-  }
-};
 
 // The ways of an input.  `find` says whether `load` can take the piece as it is; if not, `load_within` does, which
 // minds the tensor's ends.  Both issue loads, `settle` makes use of them, and after that `at` gives the elements.

@@ -23,6 +23,9 @@ from .estimate import uses_older_instructions
 from .kernel import KernelChoice
 from .units import count
 
+#: What nvcc takes for a kernel, by family.
+_BUILD_TIMES = {"sm90": "about a minute", "sm80": "about half a minute", "skinny": "a few seconds"}
+
 
 def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tuple[str, ...]:
     """The limitations of a resolved tree and the kernel chosen for it on a device, a sentence or two each."""
@@ -44,7 +47,7 @@ def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tup
     if kernel.addressing is not None and kernel.addressing.b.copy:
         found.append("The weight is copied in every call; FusedLinear keeps it in padded rows, so that it need not be.")
     if kernel.library is None:
-        seconds = "about a minute" if kernel.spec.config.family == "sm90" else "about half a minute"
+        seconds = _BUILD_TIMES[kernel.spec.config.family]
         found.append(f"The first call builds the kernel with nvcc, which takes {seconds}; it is kept on disk.")
     found += numeric_limitations(tree)
     if repeated := repeated_operations(tree):

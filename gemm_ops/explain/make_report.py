@@ -97,7 +97,8 @@ def _explain_gemm(request: Request, m: int, n: int, k: int, cost: analysis.Cost 
     kernel = choose_kernel(call, figures)
     if kernel.addressing is not None:
         traffic = traffic.with_copies(copied_bytes(kernel.addressing, element, request.facts))
-    families = [kernel.config.family] if kernel.config else families_for(figures.capability)
+    general = [family for family in families_for(figures.capability) if family != "skinny"]
+    families = [kernel.config.family] if kernel.config else general
     times = estimate_times(
         traffic,
         m,

@@ -32,9 +32,10 @@ RESERVED = 40
 
 #: Registers that a thread of the epilogue may have, by family; beyond them values spill to local memory.  SM90: what
 #: CUTLASS gives the warp groups that multiply (``MmaRegisterRequirement``).  SM80: the most that a thread can have.
-BUDGET = {"sm90": 232, "sm80": 255}
+#: Skinny: what lets 512 threads share a multiprocessor.
+BUDGET = {"sm90": 232, "sm80": 255, "skinny": 128}
 
-_FRAGMENT = {"sm90": 16, "sm80": 8}
+_FRAGMENT = {"sm90": 16, "sm80": 8, "skinny": 1}
 _THREADS_PER_WARP = 32
 
 
@@ -74,7 +75,8 @@ class RegisterUse:
 def estimate_registers(tree: EpilogueTree, config: KernelConfig) -> RegisterUse:
     """The estimate for a resolved tree in a kernel configuration; see the module's first page."""
     live, carried = count_live_values(tree), carried_values(tree)
-    accumulators = config.tile[0] * config.tile[1] // _epilogue_threads(config)
+    # a skinny kernel's are in shared memory by then
+    accumulators = 0 if config.family == "skinny" else config.tile[0] * config.tile[1] // _epilogue_threads(config)
     fragment, budget = _FRAGMENT[config.family], BUDGET[config.family]
     needed = accumulators + fragment * (carried + 1) + live.peak + RESERVED
     return RegisterUse(live.peak, live.at, carried, accumulators, fragment, needed, budget)

@@ -17,18 +17,23 @@ class KernelConfig:
     """One way to run a GEMM.
 
     Attributes:
-        family: "sm90" (TMA, warp specialised, wgmma) or "sm80" (cp.async, mma.sync).
+        family: "sm90" (TMA, warp specialised, wgmma), "sm80" (cp.async, mma.sync) or "skinny" (few rows; mma.sync
+            straight from memory).
         tile: what one thread block computes per step.
         cluster: thread blocks that share loads by multicast (SM90).
         schedule: "pingpong" (two consumer warp groups, a tile each) or "cooperative" (one tile together); SM90.
         warp: what one warp computes (SM80).
-        stages: depth of the load pipeline (SM80).
+        stages: depth of the load pipeline (SM80), or how many times 64 elements of K a warp loads ahead (skinny).
+        split_k: how many warps share a tile's depth between them (skinny).
         swizzle: how many tiles wide the raster over the output is, for L2 reuse; an argument of SM90 kernels, a
             part of SM80 ones.
             Of an SM90 configuration in the table it is the widest; see :mod:`gemm_ops.kernels.waves`.
         swizzle_tall: the same where the output is more than 32 tiles tall; 0 for no difference.
         pace: microseconds in which an H200's multiprocessor multiplies 128 x 128 elements at a depth of 64 (SM90).
         startup: what a launch costs on top, in products of 128 x 128 elements: until both warp groups are at work.
+        swapped: whether the kernel computes the output's transpose, (Bᵀ · Aᵀ)ᵀ: wgmma takes 64 rows or more and any
+            multiple of 8 columns, so that tiles of few rows, or of 160, are those of the transpose (SM90).  Tile
+            and cluster are of the output as it is.
     """
 
     family: str
@@ -41,12 +46,16 @@ class KernelConfig:
     swizzle_tall: int = 0
     pace: float = 0.4
     startup: float = 0.0
+    swapped: bool = False
+    split_k: int = 1
 
     @property
     def compiled(self) -> tuple[object, ...]:
         """What of the configuration is compiled in: the part of it that a kernel's identity has."""
         if self.family == "sm90":
-            return (self.family, self.tile, self.cluster, self.schedule)
+            return (self.family, self.tile, self.cluster, self.schedule, self.swapped)
+        if self.family == "skinny":
+            return (self.family, self.tile, self.stages, self.split_k)
         return (self.family, self.tile, self.warp, self.stages, self.swizzle)
 
     @property
@@ -54,7 +63,10 @@ class KernelConfig:
         """A name that says what the configuration is, such as ``sm90_pingpong_128x128x64_1x2``."""
         tile = "x".join(map(str, self.tile))
         if self.family == "sm90":
-            return f"sm90_{self.schedule}_{tile}_{self.cluster[0]}x{self.cluster[1]}"
+            swapped = "_swapped" if self.swapped else ""
+            return f"sm90_{self.schedule}_{tile}_{self.cluster[0]}x{self.cluster[1]}{swapped}"
+        if self.family == "skinny":
+            return f"skinny_{self.tile[0]}x{self.tile[1]}_{self.split_k}warps_{self.stages}stages"
         return f"sm80_{tile}_{self.stages}stages"
 
 
@@ -86,4 +98,10 @@ SM90_CONFIGS: tuple[KernelConfig, ...] = (
 SM80_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm80", (128, 128, 32), warp=(64, 64, 32), stages=4, swizzle=8),
     KernelConfig("sm80", (64, 64, 64), warp=(32, 32, 64), stages=4, swizzle=8),
+)
+
+SKINNY_CONFIGS: tuple[KernelConfig, ...] = (
+    KernelConfig("skinny", (8, 16, 64), stages=4, split_k=8),
+    KernelConfig("skinny", (16, 16, 64), stages=3, split_k=8),
+    KernelConfig("skinny", (32, 32, 64), stages=1, split_k=8),
 )

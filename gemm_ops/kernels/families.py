@@ -3,6 +3,14 @@
     >>> choose_config("sm90", addressing, tree, multiprocessors=132).name
     'sm90_cooperative_128x256x64_2x1'
 
+==========  ======================  ==================================================================================
+family      compute capability      what for
+==========  ======================  ==================================================================================
+"skinny"    8.0 and newer           up to 32 rows: as fast as the weight can be read (``cuda/skinny.cuh``)
+"sm90"      9.0                     everything: TMA, wgmma, CUTLASS 3.x
+"sm80"      8.0 and newer           everything: cp.async, mma.sync, CUTLASS 2.x
+==========  ======================  ==================================================================================
+
 How a family reaches the tensors is the subject of :mod:`gemm_ops.addressing`.
 
 The choice among the configurations of SM90 is the one that :mod:`gemm_ops.kernels.waves` expects to be fastest.
@@ -11,15 +19,19 @@ The choice among the configurations of SM90 is the one that :mod:`gemm_ops.kerne
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from epilogues.tree import EpilogueTree, Kind
 
 from ..addressing import Addressing
 from .access import ALIGNED, WHOLE, Access
-from .config import SM80_CONFIGS, SM90_CONFIGS, KernelConfig
+from .config import SKINNY_CONFIGS, SM80_CONFIGS, SM90_CONFIGS, KernelConfig
 from .waves import choose_raster, expected_time, tiles
 
-CONFIGS = {"sm90": SM90_CONFIGS, "sm80": SM80_CONFIGS}
+CONFIGS = {"skinny": SKINNY_CONFIGS, "sm90": SM90_CONFIGS, "sm80": SM80_CONFIGS}
+
+#: Rows up to which skinny kernels are asked.
+_FEW_ROWS = 32
 
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 # Shared memory a block may use on compute capability 9.0, less what CUTLASS needs for barriers.
@@ -29,8 +41,8 @@ _SM90_SHARED_BYTES = 232448 - 1024
 def families_for(compute_capability: tuple[int, int]) -> tuple[str, ...]:
     """The families that run on a device, best first."""
     if compute_capability == (9, 0):
-        return ("sm90", "sm80")
-    return ("sm80",) if compute_capability >= (8, 0) else ()
+        return ("skinny", "sm90", "sm80")
+    return ("skinny", "sm80") if compute_capability >= (8, 0) else ()
 
 
 def arch_of(family: str, compute_capability: tuple[int, int]) -> str:
@@ -39,8 +51,12 @@ def arch_of(family: str, compute_capability: tuple[int, int]) -> str:
     return "90a" if family == "sm90" else f"{major}{minor}"
 
 
-def choose_config(family: str, problem: Addressing, tree: EpilogueTree, multiprocessors: int) -> KernelConfig | None:
-    """The configuration that the wave model likes best; None if the tree's matrices fit beside no tile."""
+def choose_config(family: str, problem: Addressing, tree: EpilogueTree, multiprocessors: int) -> KernelConfig | str:
+    """The configuration that is expected to be fastest; why the family has none, in words, if it has none."""
+    if family == "skinny":
+        if problem.m > _FEW_ROWS:
+            return f"it has {problem.m} rows, and skinny kernels are for {_FEW_ROWS} at the most"
+        return next(config for config in SKINNY_CONFIGS if problem.m <= config.tile[0])
     if family == "sm80":
         large, small = SM80_CONFIGS
         config = large if tiles(large, problem) >= multiprocessors else small
@@ -49,16 +65,25 @@ def choose_config(family: str, problem: Addressing, tree: EpilogueTree, multipro
             config = dataclasses.replace(config, stages=2)
         return config
     access = problem.access
-    fitting = [config for config in SM90_CONFIGS if sm90_stages(config, tree, access) >= 3]
+    fitting = [config for config in SM90_CONFIGS if takes(config, tree, access, stages=3)]
     if not fitting:
-        fitting = [config for config in SM90_CONFIGS if sm90_stages(config, tree, access) >= 2]
+        fitting = [config for config in SM90_CONFIGS if takes(config, tree, access)]
     rasters = {config: choose_raster(config, problem, multiprocessors) for config in fitting}
     best = min(
         fitting,
         key=lambda config: expected_time(config, rasters[config], problem, tree, multiprocessors),
         default=None,
     )
-    return None if best is None else dataclasses.replace(best, swizzle=rasters[best])
+    if best is None:
+        return "the epilogue's auxiliary matrices leave no room in shared memory"
+    return dataclasses.replace(best, swizzle=rasters[best])
+
+
+def takes(config: KernelConfig, tree: EpilogueTree, access: Access, *, stages: int = 2) -> bool:
+    """Whether an SM90 configuration can compute a tree whose matrices are reached in a way, so many stages deep."""
+    if config.swapped and any((*access.operands, *access.outputs)):
+        return False
+    return sm90_stages(config, tree, access) >= stages
 
 
 def sm90_stages(config: KernelConfig, tree: EpilogueTree, access: Access = ALIGNED) -> int:
@@ -67,8 +92,10 @@ def sm90_stages(config: KernelConfig, tree: EpilogueTree, access: Access = ALIGN
     Mirrors the collective builders: loads of auxiliary matrices keep four epilogue tiles in flight, stores two.  Those
     at their own alignment are staged, 16 rows for each warp (``cuda/unaligned_pieces.cuh``).
     """
-    rows, columns, depth = config.tile
-    epilogue_tile = min(128 if config.schedule == "cooperative" else 64, rows) * 32
+    columns, rows, depth = config.tile
+    if not config.swapped:
+        rows, columns = columns, rows
+    epilogue_tile = min(128 if config.schedule == "cooperative" else 64, rows) * math.gcd(32, columns)
     warps = 8 if config.schedule == "cooperative" else 4
     epilogue = 0
 
@@ -81,7 +108,7 @@ def sm90_stages(config: KernelConfig, tree: EpilogueTree, access: Access = ALIGN
         size = _BYTES[str(operand.dtype)]
         if operand.kind is Kind.AUX:
             epilogue += buffers(access.operand(operand.position), 4, size)
-        elif operand.kind is Kind.ROW:
+        elif operand.kind is (Kind.COLUMN if config.swapped else Kind.ROW):
             epilogue += columns * size
     epilogue += sum(buffers(access.output(i), 2, _BYTES[str(store.dtype)]) for i, store in enumerate(tree.outputs))
     return (_SM90_SHARED_BYTES - epilogue) // ((rows + columns) * depth * 2)

@@ -19,6 +19,7 @@ from epilogues.tree import EpilogueTree
 from ..addressing import Addressing, Request, address
 from ..problem import Problem
 from ..runtime.abi import MAX_OPERANDS, MAX_OUTPUTS
+from .config import KernelConfig
 from .families import arch_of, choose_config, families_for
 from .spec import KernelSpec
 
@@ -84,11 +85,12 @@ def select_kernel(
         found = address(family, request)
         if isinstance(found, Addressing):
             config = choose_config(family, found, tree, target.multiprocessors)
-            if config is not None:
+            if isinstance(config, KernelConfig):
                 arch = arch_of(family, target.capability)
                 spec = KernelSpec(tree, config, element, found.a.layout, found.b.layout, arch, found.access)
                 return Selection(spec, found, "; ".join(reasons))
-            found = "the epilogue's auxiliary matrices leave no room in shared memory"
-        if found not in reasons:
+            found = config
+        # few problems are for skinny kernels: that others are not says nothing of the family that takes them
+        if found not in reasons and (family != "skinny" or families is not None):
             reasons.append(found)
     return Selection(None, None, "; ".join(reasons))

@@ -23,9 +23,24 @@ from epilogues.tree import Apply, EpilogueTree
 from ..runtime.abi import c_declarations
 from .access import ALIGNED, WHOLE, Access
 from .config import KernelConfig
+from .skinny_source import skinny_source
 from .sources import generator_digest, render
 
 _LAYOUTS = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the product: the names of its extent and its matrix in the argument block, and its layout."""
+
+    extent: str
+    matrix: str
+    layout: str
+
+    @property
+    def transposed(self) -> Side:
+        """The same matrix read as its transpose."""
+        return Side(self.extent, self.matrix, "column" if self.layout == "row" else "row")
 
 
 @dataclass(frozen=True)
@@ -53,7 +68,7 @@ class KernelSpec:
     @property
     def kind(self) -> str:
         """Which generator writes its source."""
-        return "gemm"
+        return "skinny" if self.config.family == "skinny" else "gemm"
 
     @functools.cached_property
     def key(self) -> str:
@@ -85,23 +100,34 @@ class KernelSpec:
         Raises:
             ToolchainError: if the CUTLASS Python interface cannot be imported.
         """
+        if self.config.family == "skinny":
+            return skinny_source(self.tree, self.config, element=self.element, title=self.title)
         from ..lowering.visitor import ELEMENTS, lower, matrix_stride
 
+        swapped = self.config.swapped
+        first, second = Side("m", "a", self.layout_a), Side("n", "b", self.layout_b)
+        if swapped:
+            first, second = second.transposed, first.transposed
         return render(
             f"{self.config.family}.cu.j2",
             title=self.title,
             abi=c_declarations(),
             config=self.config,
+            # as CUTLASS computes it, which may be the transpose
+            tile=self.config.tile if not swapped else (self.config.tile[1], self.config.tile[0], self.config.tile[2]),
+            cluster=self.config.cluster[:: -1 if swapped else 1],
+            first=first,
+            second=second,
             access=self.access,
-            visitor=lower(self.tree, self.config.family, self.access),
+            visitor=lower(self.tree, self.config.family, self.access, swapped=swapped),
             stores_d=self.access.output(0) == WHOLE,
             direct=all(self.access.output(i) != WHOLE for i in range(len(self.tree.outputs))),
-            stride_d=matrix_stride("args.outputs[0]", WHOLE, self.access.batched),
+            stride_d=matrix_stride("args.outputs[0]", WHOLE, self.access.batched, swapped=swapped),
             element=ELEMENTS[self.element],
             element_d=ELEMENTS[str(self.tree.outputs[0].dtype)],
-            layout_a=_LAYOUTS[self.layout_a],
-            layout_b=_LAYOUTS[self.layout_b],
+            layout_a=_LAYOUTS[first.layout],
+            layout_b=_LAYOUTS[second.layout],
             # CUTLASS 3.x strides are (M, K, L) for A and (N, K, L) for B: where the leading dimension goes
-            stride_mode_a=0 if self.layout_a == "row" else 1,
-            stride_mode_b=1 if self.layout_b == "row" else 0,
+            stride_mode_a=0 if first.layout == "row" else 1,
+            stride_mode_b=1 if second.layout == "row" else 0,
         )

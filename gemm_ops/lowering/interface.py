@@ -45,7 +45,9 @@ def load_interface() -> SimpleNamespace:
             from cutlass_cppgen.backend.evt.backend.emitter_base import FusionCallbacks
             from cutlass_cppgen.backend.evt.frontend.frontend_base import EVTFrontendBase
             from cutlass_cppgen.backend.evt.ir import ComputeNode, TopoVisitorNode
+            from cutlass_cppgen.backend.evt.ir.tensor import Tensor
             from cutlass_cppgen.backend.library import FunctionalOp
+            from cutlass_library import LayoutType
     except ImportError as error:
         raise ToolchainError(
             f"the CUTLASS Python interface cannot be imported ({error}): kernels are built through the package "
@@ -56,6 +58,8 @@ def load_interface() -> SimpleNamespace:
         EVTFrontendBase=EVTFrontendBase,
         FunctionalOp=FunctionalOp,
         FusionCallbacks=FusionCallbacks,
+        LayoutType=LayoutType,
+        Tensor=Tensor,
         TopoVisitorNode=TopoVisitorNode,
         sm80_nodes=sm80_nodes,
         sm90_nodes=sm90_nodes,

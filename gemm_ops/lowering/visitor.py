@@ -49,15 +49,20 @@ class VisitorSource:
     arguments: str
 
 
-def lower(tree: EpilogueTree, family: str, access: Access = ALIGNED) -> VisitorSource:
+def lower(tree: EpilogueTree, family: str, access: Access = ALIGNED, *, swapped: bool = False) -> VisitorSource:
     """Lowers a resolved tree for a kernel family ("sm90" or "sm80"), its matrices reached as ``access`` says.
+
+    Args:
+        swapped: whether the kernel computes the transpose of the outputs: row operands become columns, and matrices are
+            contiguous along their first mode (SM90, with all matrices whole).
 
     Raises:
         ToolchainError: if the CUTLASS Python interface cannot be imported.
     """
     cppgen = load_interface()
     stages = split_stages(tree)
-    frontend = _build_graph(cppgen, tree, stages, _COMPUTE_CAPABILITY[family])
+    assert not swapped or (family == "sm90" and not any((*access.operands, *access.outputs)))
+    frontend = _build_graph(cppgen, tree, stages, _COMPUTE_CAPABILITY[family], swapped)
     graph = frontend.dag_ir
     _set_functors(cppgen, graph, family)
     if family == "sm90":
@@ -66,12 +71,12 @@ def lower(tree: EpilogueTree, family: str, access: Access = ALIGNED) -> VisitorS
     types, root = callbacks.emit()
     # the emitter ends template argument lists with a comma
     types = re.sub(r",(\s*>)", r"\1", types)
-    arguments = _Initialisers(cppgen, tree, graph, access).of(_root_node(graph, family))
+    arguments = _Initialisers(cppgen, tree, graph, access, swapped).of(_root_node(graph, family))
     if family == "sm90" and access.output(0) != WHOLE:
         # D by the visitor, as its last node
         store = _direct_store("DirectD", str(tree.outputs[0].dtype), access.output(0))
         types += f"{store}\nusing EVTDirectD = cutlass::epilogue::fusion::Sm90EVT<DirectD, {root}>;\n"
-        root, arguments = "EVTDirectD", f"{{{arguments}, {_output_arguments(tree, 0, access)}}}"
+        root, arguments = "EVTDirectD", f"{{{arguments}, {_output_arguments(tree, 0, access, swapped)}}}"
     if access.batched:
         types = _with_batch_strides(types)
     variant = variant_of(tree)
@@ -83,12 +88,12 @@ def lower(tree: EpilogueTree, family: str, access: Access = ALIGNED) -> VisitorS
     )
 
 
-def _build_graph(cppgen: Any, tree: EpilogueTree, stages: tuple[Stage, ...], cc: int) -> Any:
+def _build_graph(cppgen: Any, tree: EpilogueTree, stages: tuple[Stage, ...], cc: int, swapped: bool) -> Any:
     """The interface's frontend, its passes run over the tree's graph."""
     frontend = cppgen.EVTFrontendBase(cc)
     frontend.add_load_node("accum", torch.empty(_M, _N, dtype=torch.float32))
     for operand in tree.operands:
-        frontend.add_load_node(f"operand_{operand.position}", _example(operand))
+        frontend.add_load_node(f"operand_{operand.position}", _example(cppgen, operand, swapped))
     producers: dict[int, str] = {}  # id of a stored value -> the store, which passes the value on unrounded
     auxiliary: list[str] = []
     for stage in stages:
@@ -104,7 +109,7 @@ def _build_graph(cppgen: Any, tree: EpilogueTree, stages: tuple[Stage, ...], cc:
         frontend.add_store_node(store)
         frontend.add_edge(value, store)
         assert stage.output.dtype is not None, "lowering takes resolved trees"
-        frontend.set_store_tensor(store, torch.empty(_M, _N, dtype=torch_dtype(stage.output.dtype)))
+        frontend.set_store_tensor(store, _matrix(cppgen, torch_dtype(stage.output.dtype), swapped))
         frontend.mark_output(store)
         producers[id(stage.output.value)] = store
         if not is_main:
@@ -121,10 +126,21 @@ def _leaf_name(leaf: Node, producers: dict[int, str]) -> str:
     return "accum" if isinstance(leaf, Accumulator) else producers[id(leaf)]
 
 
-def _example(operand: Operand) -> torch.Tensor:
-    shape = {Kind.ROW: (1, _N), Kind.COLUMN: (_M, 1), Kind.SCALAR: (1, 1), Kind.AUX: (_M, _N)}[operand.kind]
+def _example(cppgen: Any, operand: Operand, swapped: bool) -> Any:
     assert operand.dtype is not None, "lowering takes resolved trees"
-    return torch.empty(shape, dtype=torch_dtype(operand.dtype))
+    dtype = torch_dtype(operand.dtype)
+    if operand.kind is Kind.AUX:
+        return _matrix(cppgen, dtype, swapped)
+    if operand.kind is Kind.SCALAR:
+        return torch.empty(1, 1, dtype=dtype)
+    along_n = (operand.kind is Kind.ROW) != swapped
+    return torch.empty((1, _N) if along_n else (_M, 1), dtype=dtype)
+
+
+def _matrix(cppgen: Any, dtype: torch.dtype, swapped: bool) -> Any:
+    # the interface takes every tensor of PyTorch's for contiguous, so the layout is told
+    layout = cppgen.LayoutType.ColumnMajor if swapped else cppgen.LayoutType.RowMajor
+    return cppgen.Tensor(element=dtype, shape=(_M, _N), layout_tag=layout)
 
 
 def _set_functors(cppgen: Any, graph: Any, family: str) -> None:
@@ -183,6 +199,7 @@ def _with_batch_strides(types: str) -> str:
     """The types with a batch stride that is known at run time only, of everything but scalars."""
     for rows, columns in (
         ("int64_t", "cute::Int<1>"),
+        ("cute::Int<1>", "int64_t"),
         ("int64_t", "int64_t"),
         ("cute::Int<0>", "cute::Int<1>"),
         ("cute::Int<1>", "cute::Int<0>"),
@@ -213,8 +230,9 @@ def _root_node(graph: Any, family: str) -> str:
 class _Initialisers:
     """Writes the argument initialisers in the order in which the emitter nests the types."""
 
-    def __init__(self, cppgen: Any, tree: EpilogueTree, graph: Any, access: Access) -> None:
+    def __init__(self, cppgen: Any, tree: EpilogueTree, graph: Any, access: Access, swapped: bool) -> None:
         self.cppgen = cppgen
+        self.swapped = swapped
         self.graph = graph
         self.tree = tree
         self.access = access
@@ -242,7 +260,7 @@ class _Initialisers:
             return self._operand(self.operands[int(match[1])])
         if name == "D" or name.startswith("output_"):
             index = 0 if name == "D" else int(name.removeprefix("output_"))
-            return _output_arguments(self.tree, index, self.access)
+            return _output_arguments(self.tree, index, self.access, self.swapped)
         return "{}"  # accumulator and compute nodes have no arguments
 
     def _operand(self, operand: Operand) -> str:
@@ -252,9 +270,10 @@ class _Initialisers:
         if operand.kind is Kind.SCALAR:
             return f"{{{{{element}({source}.value)}}, {{{pointer}}}, {{}}}}"
         if operand.kind is Kind.AUX:
-            stride = matrix_stride(source, self.access.operand(operand.position), self.access.batched)
+            way = self.access.operand(operand.position)
+            stride = matrix_stride(source, way, self.access.batched, swapped=self.swapped)
         elif self.access.batched:
-            along_m, along_n = ("0", "1") if operand.kind is Kind.ROW else ("1", "0")
+            along_m, along_n = ("0", "1") if (operand.kind is Kind.ROW) != self.swapped else ("1", "0")
             stride = f"cute::make_stride(cute::Int<{along_m}>{{}}, cute::Int<{along_n}>{{}}, {source}.batch_stride)"
         else:
             stride = "{}"
@@ -265,14 +284,22 @@ class _Initialisers:
         return "{" + ", ".join(parts) + "}"
 
 
-def _output_arguments(tree: EpilogueTree, index: int, access: Access) -> str:
+def _output_arguments(tree: EpilogueTree, index: int, access: Access, swapped: bool) -> str:
     element = ELEMENTS[str(tree.outputs[index].dtype)]
     output = f"args.outputs[{index}]"
-    return f"{{static_cast<{element}*>({output}.data), {matrix_stride(output, access.output(index), access.batched)}}}"
+    stride = matrix_stride(output, access.output(index), access.batched, swapped=swapped)
+    return f"{{static_cast<{element}*>({output}.data), {stride}}}"
 
 
-def matrix_stride(source: str, way: int, batched: bool) -> str:
-    """The C++ expression of a matrix's stride, rows, columns and batch; ``source`` is its argument."""
+def matrix_stride(source: str, way: int, batched: bool, *, swapped: bool = False) -> str:
+    """The C++ expression of a matrix's stride, rows, columns and batch; ``source`` is its argument.
+
+    Args:
+        swapped: whether the stride is that of the matrix's transpose.
+    """
     columns = f"{source}.column_stride" if way == STRIDED else "cute::Int<1>{}"
     batch = f"{source}.batch_stride" if batched else "cute::Int<0>{}"
-    return f"cute::make_stride({source}.leading_dimension, {columns}, {batch})"
+    first, second = f"{source}.leading_dimension", columns
+    if swapped:
+        first, second = second, first
+    return f"cute::make_stride({first}, {second}, {batch})"

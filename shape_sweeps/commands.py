@@ -141,7 +141,7 @@ def _exit_code(sweep: Sweep, written: bool) -> int:
 
 _BACKENDS = {
     "auto": "what gemm_ops picks for the device and the problem",
-    "skinny": "kernels for up to 32 rows, on Ampere and later",
+    "skinny": "kernels for up to 16 rows, on Ampere and later",
     "sm90": "TMA and warp-specialised kernels for Hopper",
     "sm80": "cp.async kernels for Ampere, Ada and later",
     "cublas": "PyTorch's product, then one kernel for the whole epilogue",

@@ -83,6 +83,12 @@ class KernelConfig:
 # 2048x5121x5120 (1x2: 1.10 and 1.28, whole clusters that the odd number of tiles does not fill); 128x192 1.19 at
 # 1000x3001x2000; 64x96 in clusters of 2x1 1.37 at 513x1025x2049 (1x1: 1.43; 128x64: 1.39 and more); 64x32 1.18 at
 # 64x4097x4095 (64x64: 1.21; clusters: 1.34 and more); 128x256 and pingpong 128x128 1.35 at 4096x50257x768.
+# Other widths fill whole waves where those do not (eager PyTorch in brackets): 160 columns, pingpong, 57.9 us at
+# 3000x5000x1000 (70.7; 62.6 for the best of the others); 208 columns 225.5 at 4088x4104x4088 (238; 250).  With 160 rows
+# and 64 columns, which only the transpose can have, 11.2 at 777x1544x1032 (12.7; 13.3).  For few rows transposes of 32
+# and 64 rows: 11.7 at 64x4096x4096 (13.6; 12.6), 13.2 at 128x4096x4096 (15.9; 13.7).  Widths of 96, 112, 176 and 224,
+# and 64x160 and 64x224 as they are, were never the best by more than 1 %; 152 columns, which cuBLAS takes at 3000x5000,
+# CUTLASS's epilogue does not divide.
 SM90_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, pace=0.41),
     KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, pace=0.406, startup=0.15),
@@ -93,6 +99,14 @@ SM90_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm90", (64, 96, 128), (1, 1), "pingpong", pace=0.744),
     KernelConfig("sm90", (64, 96, 128), (2, 1), "pingpong", pace=0.72),
     KernelConfig("sm90", (64, 32, 128), (1, 1), "pingpong", pace=1.54),
+    KernelConfig("sm90", (128, 160, 64), (2, 1), "pingpong", swizzle_tall=8, pace=0.404, startup=0.15),
+    KernelConfig("sm90", (128, 160, 64), (2, 1), "cooperative", swizzle=2, pace=0.447),
+    KernelConfig("sm90", (128, 208, 64), (2, 1), "cooperative", swizzle=2, pace=0.439),
+    KernelConfig("sm90", (160, 64, 64), (1, 2), "pingpong", pace=0.6, swapped=True),
+    KernelConfig("sm90", (32, 64, 128), (2, 1), "pingpong", pace=1.29, swapped=True),
+    KernelConfig("sm90", (32, 64, 128), (1, 1), "pingpong", pace=1.31, swapped=True),
+    KernelConfig("sm90", (64, 64, 128), (1, 1), "pingpong", pace=0.74, swapped=True),
+    KernelConfig("sm90", (64, 64, 128), (2, 1), "pingpong", pace=0.745, swapped=True),
 )
 
 SM80_CONFIGS: tuple[KernelConfig, ...] = (
@@ -100,8 +114,13 @@ SM80_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm80", (64, 64, 64), warp=(32, 32, 64), stages=4, swizzle=8),
 )
 
+# The same in graphs that go over several weights, which the L2 cache does not hold (torch.mm, eager PyTorch in brackets):
+# 12.1 us at 1x4096x4096 (13.3, 15.3), 12.5 at 16x4096x4096 (13.7, 15.9), 3.4 at 1x1024x1024 (7.6, 9.1), 27.4 at
+# 16x4096x11008 (29.0, 31.3), but 27.5 at 1x11008x4096 (24.9, 27.5), whose 688 tiles are 2.6 waves.  More stages or more
+# warps, which spill registers or wait for each other more, are slower, and so are tiles of 32 columns; 32 rows take
+# 15.5 at 32x4096x4096 (14.0, 13.6): those are for SM90 kernels.
 SKINNY_CONFIGS: tuple[KernelConfig, ...] = (
-    KernelConfig("skinny", (8, 16, 64), stages=4, split_k=8),
-    KernelConfig("skinny", (16, 16, 64), stages=3, split_k=8),
-    KernelConfig("skinny", (32, 32, 64), stages=1, split_k=8),
+    KernelConfig("skinny", (8, 16, 64), stages=2, split_k=8),
+    KernelConfig("skinny", (8, 16, 64), stages=4, split_k=4),
+    KernelConfig("skinny", (16, 16, 64), stages=2, split_k=8),
 )

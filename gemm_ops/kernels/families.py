@@ -6,7 +6,7 @@
 ==========  ======================  ==================================================================================
 family      compute capability      what for
 ==========  ======================  ==================================================================================
-"skinny"    8.0 and newer           up to 32 rows: as fast as the weight can be read (``cuda/skinny.cuh``)
+"skinny"    8.0 and newer           up to 16 rows: as fast as the weight can be read (``cuda/skinny.cuh``)
 "sm90"      9.0                     everything: TMA, wgmma, CUTLASS 3.x
 "sm80"      8.0 and newer           everything: cp.async, mma.sync, CUTLASS 2.x
 ==========  ======================  ==================================================================================
@@ -31,7 +31,7 @@ from .waves import choose_raster, expected_time, tiles
 CONFIGS = {"skinny": SKINNY_CONFIGS, "sm90": SM90_CONFIGS, "sm80": SM80_CONFIGS}
 
 #: Rows up to which skinny kernels are asked.
-_FEW_ROWS = 32
+_FEW_ROWS = 16
 
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 # Shared memory a block may use on compute capability 9.0, less what CUTLASS needs for barriers.

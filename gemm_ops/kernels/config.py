@@ -114,7 +114,7 @@ SM80_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm80", (64, 64, 64), warp=(32, 32, 64), stages=4, swizzle=8),
 )
 
-# The same in graphs that go over several weights, which the L2 cache does not hold (torch.mm, eager PyTorch in brackets):
+# The same in graphs that go over weights which the L2 cache does not hold (torch.mm and eager PyTorch in brackets):
 # 12.1 us at 1x4096x4096 (13.3, 15.3), 12.5 at 16x4096x4096 (13.7, 15.9), 3.4 at 1x1024x1024 (7.6, 9.1), 27.4 at
 # 16x4096x11008 (29.0, 31.3), but 27.5 at 1x11008x4096 (24.9, 27.5), whose 688 tiles are 2.6 waves.  More stages or more
 # warps, which spill registers or wait for each other more, are slower, and so are tiles of 32 columns; 32 rows take

@@ -28,6 +28,7 @@ The layers, from the user down; each only knows those below it:
 ``elementwise/``         the same tree as one standalone kernel over tensors, without a GEMM.
 ``build/``               nvcc, the cache of built kernels, and bundles of them for other machines.
 ``when_to_build``        when a call's kernel is built.
+``tuner/``               what is fastest for a problem, as measured: results, and how they are made.
 ``runtime/``             loading and launching.
 ``fallback``             the PyTorch reference backend.  ``autocast``: what dtype it asks for.
 
@@ -55,6 +56,7 @@ from .functional import backend_for, linear, matmul
 from .modules import FusedLinear
 from .outputs import empty_padded
 from .standalone import apply
+from .tuner.context import tuning
 from .when_to_build import building
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "linear",
     "matmul",
     "pack_kernels",
+    "tuning",
     "unfuse",
     "unpack_kernels",
     "use_backend",

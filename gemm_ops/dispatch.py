@@ -7,9 +7,9 @@
     >>> outputs = make_plan(call, decision).run(call.a, call.b, call.tensors, call.out)
 
 The layers: ``problem``, ``operands`` and ``outputs`` read the tensors; :func:`decide` asks the families
-(``kernels/selection``, ``addressing``) in order of preference and falls back, with a reason, to cuBLAS and one kernel
-for the epilogue (``two_passes``), or to the reference backend; then a plan launches the built kernels (``plan``,
-``two_passes``), or :func:`compute_by_operations` runs ``fallback``.
+(``kernels/selection``, ``addressing``) in order of preference, takes what was measured fastest (``tuner/advice``), and
+falls back, with a reason, to cuBLAS and one kernel for the epilogue (``two_passes``), or to the reference backend; then
+a plan launches the built kernels (``plan``, ``two_passes``), or :func:`compute_by_operations` runs ``fallback``.
 
 Falling back is announced once per reason with a :class:`FallbackWarning`.  A backend asked for by name with
 :func:`use_backend` never falls back: it raises.
@@ -40,7 +40,6 @@ from .elementwise_call import Walk
 from .errors import ProblemError, ToolchainError, UnsupportedProblemError
 from .fallback import run_reference
 from .forcing import forced_backend
-from .kernels.preference import faster_in_two_passes
 from .kernels.selection import Selection, Target, problem_refusal, select_kernel
 from .kernels.spec import KernelSpec
 from .operands import BoundOperand, bind_operands
@@ -48,6 +47,7 @@ from .outputs import bind_outputs, in_padded_rows
 from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
+from .tuner.advice import FUSED, TWO_PASSES, Advice, advise
 from .two_passes import TwoPasses, find_tail
 from .when_to_build import NotBuilt, obstacle
 
@@ -166,23 +166,25 @@ def decide(call: Call) -> Decision:
     Raises:
         UnsupportedProblemError: if a backend is asked for by name and cannot take the call.
         ToolchainError: if a backend is asked for by name, its kernel is not built, and there is no compiler.
+        ValueError: for a value of ``GEMM_OPS_TUNE`` or ``GEMM_OPS_BUILD`` that means nothing.
     """
     forced = forced_backend()
     if forced == "reference":
         return Decision("reference", None, "asked for with use_backend")
     if forced == "cublas":
         return _decide_two_passes(call, "asked for with use_backend", loss=False)
-    found = _decide_fused(call, forced)
+    advice = _find_advice(call, forced)
+    found = advice if isinstance(advice, tuple) else _follow(call, advice, forced)
     if isinstance(found, Decision):
-        return _decide_by_measurement(call, found) if forced == "auto" else found
+        return found
     reason, loss = found
     if forced != "auto":
         raise UnsupportedProblemError(f"the backend {forced!r} cannot compute this: {reason}")
     return _decide_two_passes(call, reason, loss=loss)
 
 
-def _decide_fused(call: Call, forced: str) -> Decision | tuple[str, bool]:
-    """The fused kernel; or why there is none, and whether something is lost by that."""
+def _find_advice(call: Call, forced: str) -> Advice | tuple[str, bool]:
+    """What to do where a fused kernel takes the call; or why none does, and whether something is lost by that."""
     problem = call.problem
     if problem.device.type != "cuda":
         return f"the tensors are on the device {str(problem.device)!r}, and kernels run on CUDA devices", True
@@ -190,13 +192,34 @@ def _decide_fused(call: Call, forced: str) -> Decision | tuple[str, bool]:
         return "a tensor has no memory of its own, being inside torch.vmap, fake, or distributed", True
     if refusal := problem_refusal(problem, len(call.operands), len(call.tree.outputs)):
         return refusal, not call.is_empty
-    capability = torch.cuda.get_device_capability(problem.device)
     assert problem.element is not None
-    target = Target(capability, multiprocessor_count(problem.device))
+    target = target_of(problem.device)
     selection = _select(call.tree, problem.element, call.request, forced, target)
-    spec = selection.spec
-    if spec is None:
+    if selection.spec is None:
         return selection.reason, True
+    extents = problem.m, problem.n, problem.k
+    return advise(call.tree, problem.element, call.request, selection, target, extents, forced=forced)
+
+
+def _follow(call: Call, advice: Advice, forced: str) -> Decision | tuple[str, bool]:
+    """The decision for what is advised; or why there is no kernel, and whether something is lost by that."""
+    awaited = None
+    if advice.way == TWO_PASSES:
+        tail = find_tail(call)
+        if not isinstance(tail, str):
+            return Decision("cublas", None, advice.reason, tail.spec, tail=tail)
+        awaited = tail if isinstance(tail, NotBuilt) else None
+    elif advice.way != FUSED:
+        return Decision("reference", None, advice.reason)
+    fused = _decide_fused(call, advice, forced)
+    if awaited is not None and isinstance(fused, Decision):
+        return dataclasses.replace(fused, for_now=True, awaited=awaited.spec)
+    return fused
+
+
+def _decide_fused(call: Call, advice: Advice, forced: str) -> Decision | tuple[str, bool]:
+    """The fused kernel; or why it cannot be had, and that something is lost by that."""
+    spec = advice.spec
     try:
         if reason := obstacle(spec, waited_for=forced != "auto"):
             return reason, True
@@ -204,19 +227,12 @@ def _decide_fused(call: Call, forced: str) -> Decision | tuple[str, bool]:
         if forced != "auto":
             raise
         return f"the kernel is not built yet and cannot be: {error}", True
-    reason = f"compute capability {capability[0]}.{capability[1]}"
-    return Decision(spec.config.family, spec.config.name, reason, spec, selection.addressing, _routes(call, selection))
-
-
-def _decide_by_measurement(call: Call, fused: Decision) -> Decision:
-    """The fused kernel, or two passes where these were measured faster."""
-    problem = call.problem
-    assert fused.addressing is not None
-    reason = faster_in_two_passes(problem.m, problem.n, problem.k, fused.addressing, fused.backend)
-    tail = find_tail(call) if reason else reason
-    if isinstance(tail, NotBuilt):
-        return dataclasses.replace(fused, for_now=True, awaited=tail.spec)
-    return fused if isinstance(tail, str) else Decision("cublas", None, reason, tail.spec, tail=tail)
+    reason = advice.reason
+    if advice.way != FUSED or not reason:
+        capability = torch.cuda.get_device_capability(call.problem.device)
+        reason = f"compute capability {capability[0]}.{capability[1]}"
+    routes = describe_routes(call.epilogue, advice.addressing)
+    return Decision(spec.config.family, spec.config.name, reason, spec, advice.addressing, routes)
 
 
 def _decide_two_passes(call: Call, reason: str, *, loss: bool) -> Decision:
@@ -238,10 +254,6 @@ def _select(tree: EpilogueTree, element: str, request: Request, forced: str, tar
     return select_kernel(tree, element, request, target=target, families=families)
 
 
-def _routes(call: Call, selection: Selection) -> tuple[str, ...]:
-    return describe_routes(call.epilogue, selection.addressing) if selection.addressing is not None else ()
-
-
 def describe_routes(epilogue: Epilogue, addressing: Addressing, a: str = "a", b: str = "b") -> tuple[str, ...]:
     """How each tensor of a call reaches the kernel, a line each."""
     named = [(a, addressing.a), (b, addressing.b)]
@@ -260,6 +272,17 @@ def describe_routes(epilogue: Epilogue, addressing: Addressing, a: str = "a", b:
 def multiprocessor_count(device: torch.device) -> int:
     """The number of multiprocessors of a CUDA device."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def device_name(device: torch.device) -> str:
+    """What the driver calls a CUDA device, such as "NVIDIA H200"; "" where there is none."""
+    return str(torch.cuda.get_device_properties(device).name) if torch.cuda.is_available() else ""
+
+
+def target_of(device: torch.device) -> Target:
+    """What matters of a CUDA device."""
+    return Target(torch.cuda.get_device_capability(device), multiprocessor_count(device), device_name(device))
 
 
 def compute_by_operations(call: Call, *, transformed: bool) -> dict[str, Tensor]:

@@ -5,9 +5,9 @@
     >>> [kernel.title for kernel in found.kernels]
     ['sm90_cooperative_128x256x64_2x1 bf16 row/column -> bf16, sm_90a']
 
-Contract: the rules are those of :mod:`gemm_ops.dispatch`, with the target's compute capability and multiprocessors in
-place of a device's, for tensors on PyTorch's meta device, which begin at aligned addresses as new tensors do.  Nothing
-is built, nothing computed, and CUTLASS is not imported.
+Contract: the rules, and what was measured, are those of :mod:`gemm_ops.dispatch`, with the target's compute capability,
+multiprocessors and name in place of a device's, for tensors on PyTorch's meta device, which begin at aligned addresses
+as new tensors do.  Nothing is built, nothing computed, and CUTLASS is not imported.
 
 Training is foreseen as it mostly goes: everything that is a tensor requires grad, the loss is one of all outputs or of
 the main one, and gradients come in contiguous.  The backward's own steps run, on the meta device, and what they would
@@ -35,10 +35,10 @@ from .errors import ProblemError
 from .gradients import Look, find_pass, storing_forward
 from .kernels.families import CONFIGS
 from .kernels.pad_spec import PadSpec
-from .kernels.preference import faster_in_two_passes
 from .kernels.selection import Target, problem_refusal, select_kernel
 from .outputs import empty_padded
 from .product_gradients import is_slow
+from .tuner.advice import BY_OPERATIONS, TWO_PASSES, advise
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
@@ -136,12 +136,15 @@ class _Seer:
         found = select_kernel(call.tree, problem.element, call.request, target=self.target, families=families)
         if found.spec is None or found.addressing is None:
             return found.reason
-        addressing, family = found.addressing, found.spec.config.family
-        faster = backend == "auto" and faster_in_two_passes(problem.m, problem.n, problem.k, addressing, family)
-        if faster and not isinstance(lay_out(_tail(call)), str):
+        extents = problem.m, problem.n, problem.k
+        advice = advise(call.tree, problem.element, call.request, found, self.target, extents, forced=backend)
+        if advice.way == TWO_PASSES and not isinstance(lay_out(_tail(call)), str):
             return ""
-        self.add(found.spec)
-        if addressing.a.copy or addressing.b.copy:
+        if advice.way == BY_OPERATIONS:
+            self.note(f"PyTorch computes it operation by operation: {advice.reason}")
+            return None
+        self.add(advice.spec)
+        if advice.addressing.a.copy or advice.addressing.b.copy:
             self.add(PadSpec(self.arch))
         return None
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from epilogues import Epilogue
 from epilogues.dtypes import torch_dtype
 
+from . import native
 from .addressing import Placement
 from .addressing.views import has_memory
 from .copies import copy_matrix, copy_operand
@@ -292,3 +293,9 @@ def remember_plan(key: tuple[object, ...], plan: object) -> None:
     if len(_plans) >= _MOST_PLANS:  # shapes without end, such as token counts: start over
         _plans.clear()
     _plans[key] = plan
+
+
+def forget_plans() -> None:
+    """Drops all plans, here and in C++: whatever comes next is decided anew."""
+    _plans.clear()
+    native.forget()

@@ -19,10 +19,11 @@ from .arguments import outputs_by_name
 from .autocast import autocast_dtype
 from .dispatch import Decision, announce_fallback, bind_call, compute_by_operations, decide, make_plan
 from .elementwise_call import runs_kernels
-from .forcing import forced_backend, require_no_kernel
+from .forcing import asked, require_no_kernel
 from .gradients import product_needs, storing_forward
 from .plan import find_plan, plan_key, remember_plan
 from .transforms import TRANSFORMED
+from .tuner.tune import tune_if_asked
 from .when_to_build import build_in_background
 
 
@@ -39,17 +40,19 @@ def multiply(
     Raises:
         ProblemError, EpilogueError: whatever is wrong with the arguments.
         BuildError: if a kernel has to be built and cannot be.
+        ValueError: for a value of ``GEMM_OPS_TUNE`` or ``GEMM_OPS_BUILD`` that means nothing.
     """
     key = None
     a, b = cast_as_autocast(a, b)
     if isinstance(a, Tensor) and isinstance(b, Tensor) and runs_kernels(a.device):
-        key = plan_key((a, b), epilogue, operands, out, (forced_backend(), padded_output))
+        key = plan_key((a, b), epilogue, operands, out, (asked(), padded_output))
         if key is not None and (found := find_plan(key)) is not None:
             if out is None and not found.is_native:
                 native.remember_plan(found, (a, b), epilogue, operands, padded_output)
             outputs: dict[str, Tensor] = found.run(a, b, operands, outputs_by_name(out))
             return outputs
     call = bind_call(a, b, epilogue, operands, out, padded_output=padded_output)
+    postponed = tune_if_asked(call)
     decision = decide(call)
     announce_fallback(decision)
     if decision.awaited is not None:
@@ -57,7 +60,7 @@ def multiply(
     plan = make_plan(call, decision)
     if plan is None:
         return compute_by_operations(call, transformed=not call.is_in_memory)
-    if key is not None and not decision.for_now:
+    if key is not None and not decision.for_now and not postponed:
         remember_plan(key, plan)
         if out is None:
             native.remember_plan(plan, (a, b), epilogue, operands, padded_output)

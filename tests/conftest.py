@@ -59,6 +59,12 @@ def host(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
 
 
 @pytest.fixture(autouse=True)
+def _nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests see what the rules choose, on any machine, whatever was measured there; those of tuning ask for it."""
+    monkeypatch.setenv("GEMM_OPS_TUNE", "off")
+
+
+@pytest.fixture(autouse=True)
 def _fresh_announcements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test sees the fallback warnings that it causes."""
     from gemm_ops import announce

@@ -95,6 +95,11 @@ def decide_fusion(facts: Facts) -> FusionDecision:
         ]
         return FusionDecision("not possible", f"CANNOT BE FUSED: {facts.kernel.refusal}", tuple(reasons))
     reasons = _reasons(facts)
+    if facts.kernel.measured:
+        reasons.append(f"The kernel is the one that tuning found fastest; {facts.kernel.measured}.")
+    if facts.kernel.by_operations:
+        reasons.insert(0, f"The default backend does so: {facts.kernel.by_operations}.")
+        return FusionDecision("marginal", "FASTER UNFUSED: PyTorch, operation by operation", tuple(reasons))
     if facts.kernel.two_passes:
         reasons.insert(0, f"The default backend does so: {facts.kernel.two_passes}. The estimates here say otherwise.")
         return FusionDecision(

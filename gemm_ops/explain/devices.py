@@ -50,6 +50,11 @@ class Device:
     capability: tuple[int, int]
     origin: str
 
+    @property
+    def driver_name(self) -> str:
+        """What the driver calls it, under which results of tuning are kept."""
+        return _CALLED.get(self.name, self.name)
+
     def peak(self, element: str) -> float:
         """Operations per second on matrices of a short dtype name."""
         return self.peak32 if element == "f32" else self.peak16
@@ -78,6 +83,17 @@ DEVICES: dict[str, Device] = {
     "l40s": _published("L40S", 864, 362, 91.6, 48, 142, (8, 9)),
     "rtx4090": _published("RTX 4090", 1008, 165.2, 82.6, 72, 128, (8, 9)),
     "b200": _published("B200", 8000, 2250, 80, 126, 148, (10, 0)),
+}
+
+#: what people call a device -> what its driver does, where there is one variant
+_CALLED = {
+    "H200 SXM": "NVIDIA H200",
+    "H100 SXM": "NVIDIA H100 80GB HBM3",
+    "H100 PCIe": "NVIDIA H100 PCIe",
+    "A100 80GB SXM": "NVIDIA A100-SXM4-80GB",
+    "L40S": "NVIDIA L40S",
+    "RTX 4090": "NVIDIA GeForce RTX 4090",
+    "B200": "NVIDIA B200",
 }
 
 # What the driver calls them.  The first that is found counts: an "A100 80GB PCIe" has almost the bandwidth of the SXM.

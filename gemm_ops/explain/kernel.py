@@ -4,10 +4,10 @@
     >>> choice.config, choice.refusal
     ('sm90_cooperative_128x256x64_2x1', '')
 
-Contract: the rules are those of :mod:`gemm_ops.kernels.selection`, which dispatch asks too, with the device's compute
-capability and multiprocessors.  What is asked about are contiguous matrices ``x`` (M, K) and ``weight`` (N, K),
-as ``F.linear`` takes them, and new outputs; gradients are no subject here.  Nothing is built, and CUTLASS is not
-imported.
+Contract: the rules are those of :mod:`gemm_ops.kernels.selection`, and of :mod:`gemm_ops.tuner.advice` where something
+was measured, which dispatch asks too, with the device's compute capability, multiprocessors and name.  What is asked
+about are contiguous matrices ``x`` (M, K) and ``weight`` (N, K), as ``F.linear`` takes them, and new outputs; gradients
+are no subject here.  Nothing is built, and CUTLASS is not imported.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..addressing import Addressing
 from ..build.cache import RECORD, find_library
 from ..dispatch import Call, describe_routes
 from ..kernels.config import KernelConfig
-from ..kernels.preference import faster_in_two_passes
 from ..kernels.selection import Target, problem_refusal, select_kernel
 from ..kernels.spec import KernelSpec
+from ..tuner.advice import BY_OPERATIONS, FUSED, advise
 from .devices import Device
 
 
@@ -41,6 +41,8 @@ class KernelChoice:
         routes: how each tensor reaches the kernel, in words.
         addressing: the same as data.
         two_passes: why cuBLAS and one kernel for the epilogue compute the call nevertheless, in words; "".
+        by_operations: why PyTorch does, operation by operation; "".
+        measured: what tuning measured of the kernel, in words; "".
     """
 
     spec: KernelSpec | None
@@ -50,6 +52,8 @@ class KernelChoice:
     routes: tuple[str, ...] = ()
     addressing: Addressing | None = None
     two_passes: str = ""
+    by_operations: str = ""
+    measured: str = ""
 
     @property
     def config(self) -> KernelConfig | None:
@@ -62,15 +66,25 @@ def choose_kernel(call: Call, device: Device) -> KernelChoice:
     if refused:
         return KernelChoice(None, refused)
     assert call.problem.element is not None
-    target = Target(device.capability, device.multiprocessors)
+    target = Target(device.capability, device.multiprocessors, device.driver_name)
     selection = select_kernel(call.tree, call.problem.element, call.request, target=target)
-    if selection.spec is None or selection.addressing is None:
+    if selection.spec is None:
         return KernelChoice(None, selection.reason)
-    routes = describe_routes(call.epilogue, selection.addressing, "x", "weight")
-    problem, family = call.problem, selection.spec.config.family
-    two_passes = faster_in_two_passes(problem.m, problem.n, problem.k, selection.addressing, family)
-    library = find_library(selection.spec)
-    return KernelChoice(selection.spec, "", library, selection.reason, routes, selection.addressing, two_passes)
+    problem = call.problem
+    extents = problem.m, problem.n, problem.k
+    advice = advise(call.tree, call.problem.element, call.request, selection, target, extents)
+    unfused = "" if advice.way == FUSED else advice.reason
+    return KernelChoice(
+        advice.spec,
+        "",
+        library=find_library(advice.spec),
+        passed_over=selection.reason,
+        routes=describe_routes(call.epilogue, advice.addressing, "x", "weight"),
+        addressing=advice.addressing,
+        two_passes="" if advice.way == BY_OPERATIONS else unfused,
+        by_operations=unfused if advice.way == BY_OPERATIONS else "",
+        measured=advice.reason if advice.way == FUSED else "",
+    )
 
 
 @dataclass(frozen=True)

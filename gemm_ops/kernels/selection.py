@@ -26,10 +26,15 @@ from .spec import KernelSpec
 
 @dataclass(frozen=True)
 class Target:
-    """What matters of a device: its compute capability, and how many multiprocessors it has."""
+    """What matters of a device: its compute capability, how many multiprocessors it has, and whose results count.
+
+    ``name`` is the driver's, such as "NVIDIA H200"; "" where it is not known, and nothing measured counts.  The rules
+    here do not look at it.
+    """
 
     capability: tuple[int, int]
     multiprocessors: int
+    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,13 @@ from epilogues import Epilogue, builders
 
 from ..announce import announce
 from ..errors import BuildError, ToolchainError
-from ..forcing import BACKENDS, backend_variable
+from ..forcing import ASKED, asked_variable
 from .describe_recording import Finish, describe_recording
 from .extension import load_extension
 
 __all__ = [
     "elementwise",
+    "forget",
     "is_loaded",
     "layer",
     "load",
@@ -115,7 +116,7 @@ def load() -> ModuleType:
     with _lock:
         if _module is None:
             module = load_extension()
-            module.configure(backend_variable(), BACKENDS, *_callbacks)
+            module.configure(asked_variable(), ASKED, *_callbacks)
             module.register_operators("CUDA")
             _module = module
             product, layer, elementwise = module.product, module.layer, module.elementwise
@@ -167,6 +168,12 @@ def remember_plan(
     _module.add_epilogue(epilogue, tuple(epilogue.operands), tuple(epilogue.outputs))
     values = tuple(operands[name] for name in epilogue.operands)
     plan.is_native = _module.add_plan(leading, epilogue, values, padded_output, plan.native_form(), plan)
+
+
+def forget() -> None:
+    """Drops all that was remembered: calls are decided anew, in Python, and remembered again."""
+    if _module is not None:
+        _module.clear()
 
 
 def remember_recording(

@@ -1,0 +1,151 @@
+"""What a call is to do: what was measured fastest, else what the rules say.
+
+    >>> advice = advise(call.tree, "bf16", call.request, selection, target, extents)
+    >>> advice.way, advice.reason
+    ('fused', "measured: 12.8 us, the model's choice 14.1, cuBLAS and one kernel 13.9 (2026-11-30, NVIDIA H200)")
+
+Contract: :mod:`gemm_ops.dispatch`, :mod:`gemm_ops.foreseen` and :mod:`gemm_ops.explain` all ask here, with a device
+that need not be there.  Results of exactly the class come first, then near ones (:mod:`.near`), then the rules: the
+wave model's kernel, or two passes where :mod:`gemm_ops.kernels.preference` has them.  Names that are in no pool any
+more are passed over.  A backend asked for by name gets its own fastest kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epilogues.tree import EpilogueTree
+
+from ..addressing import Addressing, Request
+from ..kernels.candidates import Candidate, find_candidate
+from ..kernels.preference import faster_in_two_passes
+from ..kernels.selection import Selection, Target
+from ..kernels.spec import KernelSpec
+from ..kernels.waves import expected_time
+from . import known
+from .classes import ProblemClass, problem_class, tree_class
+from .context import way_of_tuning
+from .near import TRUSTED, has_as_many_waves, near_results, pytorch_is_as_near
+from .records import BY_OPERATIONS, TWO_PASSES, UNFUSED, Measured
+
+FUSED = "fused"
+
+__all__ = ["BY_OPERATIONS", "FUSED", "TWO_PASSES", "Advice", "advise"]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a call is to do.
+
+    Attributes:
+        way: :data:`FUSED`, :data:`TWO_PASSES` or :data:`BY_OPERATIONS`.
+        spec: the fused kernel, to be taken too where the way is gone for another reason.
+        addressing: how the tensors reach it.
+        reason: why, with the numbers; "" for the wave model's choice.
+    """
+
+    way: str
+    spec: KernelSpec
+    addressing: Addressing
+    reason: str = ""
+
+
+def advise(
+    tree: EpilogueTree,
+    element: str,
+    request: Request,
+    selection: Selection,
+    target: Target,
+    extents: tuple[int, int, int],
+    *,
+    forced: str = "auto",
+) -> Advice:
+    """What a call is to do that some family takes.
+
+    Args:
+        tree: resolved.
+        element: short dtype name of A and B.
+        request: the tensors.
+        selection: what the rules chose, with a kernel.
+        target: the device; nothing measured counts without its name.
+        extents: m, n and k of the call.
+        forced: a family, or "auto".
+
+    Raises:
+        ValueError: for a value of ``GEMM_OPS_TUNE`` that means nothing.
+    """
+    spec, addressing = selection.spec, selection.addressing
+    assert spec is not None and addressing is not None
+    if way_of_tuning() != "off" and target.name:
+        asker = _Asker(tree, element, request, selection, target, forced)
+        if (found := asker.by_results()) is not None:
+            return found
+    if forced == "auto" and (reason := faster_in_two_passes(*extents, addressing, spec.config.family)):
+        return Advice(TWO_PASSES, spec, addressing, reason)
+    return Advice(FUSED, spec, addressing)
+
+
+@dataclass(frozen=True)
+class _Asker:
+    tree: EpilogueTree
+    element: str
+    request: Request
+    selection: Selection
+    target: Target
+    forced: str
+
+    def by_results(self) -> Advice | None:
+        """What results say; None if there are none."""
+        problem = problem_class(self.request, self.element, self.target)
+        if problem is None:
+            return None
+        tree = tree_class(self.tree)
+        exact = known.find(problem, tree)
+        if exact is not None and (found := self._follow(exact, "measured")) is not None:
+            return found
+        for near in near_results(problem, tree, known.all_of(problem.device).values()):
+            said = f"measured at {near.problem.extents}"
+            if (found := self._follow(near, said, asked=problem)) is not None:
+                return found
+        return None
+
+    def _follow(self, measured: Measured, said: str, asked: ProblemClass | None = None) -> Advice | None:
+        """What one result says; None if it says nothing that counts here.
+
+        Args:
+            asked: the class of the problem where it is not the measured one.
+        """
+        unfused = ""
+        for name in measured.order:
+            if name in UNFUSED:
+                unfused = unfused or name
+                continue
+            candidate = self._find(name)
+            if candidate is None:
+                continue
+            if asked is not None and not self._is_trusted(candidate, measured.problem):
+                return None
+            if not unfused or self.forced != "auto":
+                return Advice(FUSED, candidate.spec, candidate.addressing, f"{said}: {measured.describe(name)}")
+            if asked is not None and not pytorch_is_as_near(asked, measured.problem):
+                return None
+            return Advice(unfused, candidate.spec, candidate.addressing, f"{said}: {measured.describe(unfused)}")
+        if unfused and self.forced == "auto" and asked is None:  # its fused kernels are gone
+            assert self.selection.spec is not None and self.selection.addressing is not None
+            reason = f"{said}: {measured.describe(unfused)}"
+            return Advice(unfused, self.selection.spec, self.selection.addressing, reason)
+        return None
+
+    def _find(self, name: str) -> Candidate | None:
+        family = None if self.forced == "auto" else self.forced
+        return find_candidate(name, self.tree, self.element, self.request, self.target, family)
+
+    def _is_trusted(self, candidate: Candidate, measured: ProblemClass) -> bool:
+        """Whether a kernel of a near result is as good here; see :mod:`.near`."""
+        spec, addressing = self.selection.spec, self.selection.addressing
+        assert spec is not None and addressing is not None
+        multiprocessors = self.target.multiprocessors
+        if not has_as_many_waves(candidate, measured, multiprocessors):
+            return False
+        best = expected_time(spec.config, spec.config.swizzle, addressing, self.tree, multiprocessors)
+        return candidate.expected <= TRUSTED * best

@@ -1,0 +1,199 @@
+"""What was measured of one class of problems, and how it is written down.
+
+    >>> measured.best, measured.us[measured.best]
+    ('sm90_pingpong_128x128x64_1x2 swizzle 4', 192.1)
+    >>> read_records(text)[0] == measured
+    True
+
+Contract: a file is JSON of one device, made to be read by people too::
+
+    {
+     "format": 1,
+     "device": "NVIDIA H200",
+     "results": [
+      {
+       "problem": "4096 x 11008 x 4096, bf16, row/column, aligned",
+       "epilogue": "row -> bf16, 16 to 31 instructions",
+       "example": "bias_gelu",
+       "best": "sm90_pingpong_128x128x64_1x2 swizzle 1",
+       "model": "sm90_pingpong_128x128x64_2x1 swizzle 1",
+       "us": {"sm90_pingpong_128x128x64_1x2 swizzle 1": 500.2, "two passes": 627.0, ...},
+       "dropped": {"sm90_...": "wrong: 12 rows of D differ from PyTorch's"},
+       "rounds": 31, "date": "2026-11-30 22:15:00", "versions": {"torch": "2.11.0", ...}
+      }
+     ]
+    }
+
+Times are microseconds of the GPU, medians over rounds in which all took turns; what was dropped early as slow has fewer
+rounds than the rest.  Names of kernels are those of :func:`gemm_ops.kernels.candidates.name_of`; one that is in the
+pool no more is passed over by whoever reads the result.  A file of another format is refused as a whole, and a result
+that does not make sense alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .classes import ProblemClass
+
+FORMAT = 1
+#: Names of what is no fused kernel.
+TWO_PASSES, BY_OPERATIONS = "two passes", "by operations"
+UNFUSED = (TWO_PASSES, BY_OPERATIONS)
+#: The same in words.
+IN_WORDS = {TWO_PASSES: "cuBLAS and one kernel", BY_OPERATIONS: "PyTorch by operations"}
+#: A fused kernel that is so much slower than something else is still taken: it is one launch.
+FUSED_MARGIN = 1.01
+
+_PROBLEM = re.compile(
+    r"(?:(?P<batch>\d+) of )?(?P<m>\d+) x (?P<n>\d+) x (?P<k>\d+), (?P<element>\w+), "
+    r"(?P<layouts>(?:row|column)/(?:row|column)), (?P<access>.+)"
+)
+
+
+class RecordError(ValueError):
+    """A file, or a result in it, that is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of one class of problems with one class of epilogues.
+
+    Attributes:
+        problem: the class of the problem.
+        tree: the class of the epilogue.
+        us: name -> microseconds.
+        best: the fastest of those that were in the last rounds; a fused kernel where it is within 1 % of it.
+        model: what the rules chose; "" where no fused kernel was among the candidates.
+        dropped: name -> why it was not measured, in words.
+        rounds: of those that were measured longest.
+        date: such as "2026-11-30 22:15:00", in UTC.
+        versions: of what it was measured with.
+        example: the name of an epilogue of the class.
+    """
+
+    problem: ProblemClass
+    tree: str
+    us: Mapping[str, float]
+    best: str
+    model: str = ""
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    date: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    example: str = ""
+
+    @property
+    def key(self) -> tuple[ProblemClass, str]:
+        """What it is found by."""
+        return self.problem, self.tree
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The names, the best first, then by time: what to take where those before are in no pool any more."""
+        others = sorted((name for name in self.us if name != self.best), key=self.us.__getitem__)
+        return (self.best, *others)
+
+    def describe(self, taken: str) -> str:
+        """The numbers in words, as the reason of what is taken."""
+        parts = [f"{self.us[taken]:.1f} us"]
+        fused = [name for name in self.order if name not in UNFUSED]
+        if taken in UNFUSED and fused:
+            parts.append(f"the best fused kernel {self.us[fused[0]]:.1f}")
+        if self.model and self.model != taken and self.model in self.us:
+            parts.append(f"the model's choice {self.us[self.model]:.1f}")
+        parts += [f"{IN_WORDS[name]} {self.us[name]:.1f}" for name in UNFUSED if name in self.us and name != taken]
+        return f"{', '.join(parts)} ({self.date[:10]}, {self.problem.device})"
+
+
+def pick_best(us: Mapping[str, float]) -> str:
+    """The fastest, but a fused kernel that is within 1 % of it.
+
+    Args:
+        us: name -> time, of at least one.
+    """
+    fastest = min(us, key=us.__getitem__)
+    fused = min((name for name in us if name not in UNFUSED), key=us.__getitem__, default=fastest)
+    return fused if us[fused] <= us[fastest] * FUSED_MARGIN else fastest
+
+
+def write_records(device: str, records: Iterable[Measured]) -> str:
+    """A file's text, in the order of the problems; all of one device."""
+    ordered = sorted(records, key=lambda each: (each.tree, dataclasses.astuple(each.problem)))
+    return json.dumps({"format": FORMAT, "device": device, "results": list(map(_to_json, ordered))}, indent=1) + "\n"
+
+
+def _to_json(record: Measured) -> dict[str, Any]:
+    problem = record.problem
+    return {
+        "problem": f"{problem.extents}, {problem.element}, {problem.layouts}, {problem.access}",
+        "epilogue": record.tree,
+        "example": record.example,
+        "best": record.best,
+        "model": record.model,
+        "us": {name: round(record.us[name], 3) for name in record.order},
+        "dropped": dict(record.dropped),
+        "rounds": record.rounds,
+        "date": record.date,
+        "versions": dict(record.versions),
+    }
+
+
+def read_records(text: str) -> tuple[tuple[Measured, ...], tuple[str, ...]]:
+    """The results in a file's text, and what is wrong with those that are none, in words.
+
+    Raises:
+        RecordError: if the file as a whole is none.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"no JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        given = found.get("format") if isinstance(found, dict) else None
+        raise RecordError(f"not of format {FORMAT}" + (f" but {given!r}" if given is not None else ""))
+    device, results = found.get("device"), found.get("results")
+    if not isinstance(device, str) or not device or not isinstance(results, list):
+        raise RecordError("no device, or no list of results")
+    good, faults = [], []
+    for place, entry in enumerate(results):
+        try:
+            good.append(_from_json(device, entry))
+        except RecordError as error:
+            faults.append(f"result {place + 1}: {error}")
+    return tuple(good), tuple(faults)
+
+
+def _from_json(device: str, entry: object) -> Measured:
+    if not isinstance(entry, dict):
+        raise RecordError("no object")
+    match = _PROBLEM.fullmatch(str(entry.get("problem")))
+    if match is None:
+        raise RecordError(f"no problem: {entry.get('problem')!r}")
+    extents = {name: int(match[name] or 1) for name in ("m", "n", "k", "batch")}
+    problem = ProblemClass(device, match["element"], match["layouts"], match["access"], **extents)
+    times = entry.get("us")
+    if not isinstance(times, dict) or not times or not all(map(_is_time, times.values())):
+        raise RecordError(f"no times of {entry['problem']}")
+    if entry.get("best") not in times:
+        raise RecordError(f"the best of {entry['problem']} has no time")
+    texts = {name: str(entry.get(name, "")) for name in ("model", "date", "example")}
+    dicts = {name: _texts(entry.get(name)) for name in ("dropped", "versions")}
+    rounds = entry.get("rounds")
+    us = {str(name): float(time) for name, time in times.items()}
+    rounds = rounds if isinstance(rounds, int) else 0
+    return Measured(problem, str(entry.get("epilogue")), us, entry["best"], rounds=rounds, **texts, **dicts)  # type: ignore[arg-type]
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}

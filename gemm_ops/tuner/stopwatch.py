@@ -1,0 +1,90 @@
+"""Times contenders on a GPU: each is a CUDA graph of several calls, which read one copy of the weight after another.
+
+    >>> stopwatch = CudaStopwatch(device, weights=copies_of_weight(b))
+    >>> stopwatch.add("two passes", lambda b: plan.run(a, b, operands, {}))
+    >>> stopwatch.time("two passes")
+    13.9
+
+Contract: it is the GPU's time that counts, and not the host's.  In a network a layer's weight comes from memory, as
+the other layers' were read since; so there are as many copies as exceed the L2 cache twice.  x, which the layer before
+has just written, and the outputs are the same at each call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .contenders import copy_of
+
+#: What a graph should take at least, far above the resolution of events.
+_GRAPH_MICROSECONDS = 1000.0
+_MOST_CALLS = 64
+#: Of the memory that is free, what copies may take.
+_SHARE_OF_MEMORY = 8
+_WARM_UPS = 2
+
+
+def copies_of_weight(b: Tensor) -> tuple[Tensor, ...]:
+    """The weight, and as many copies as exceed the device's L2 cache twice; fewer where memory is short."""
+    size = b.numel() * b.element_size()
+    cache = int(torch.cuda.get_device_properties(b.device).L2_cache_size)
+    free, _ = torch.cuda.mem_get_info(b.device)
+    count = min(_MOST_CALLS, math.ceil(2 * cache / size), max(1, free // _SHARE_OF_MEMORY // size))
+    return (b, *(copy_of(b) for _ in range(count - 1)))
+
+
+class CudaStopwatch:
+    """See the module's first page."""
+
+    def __init__(self, device: torch.device, weights: Sequence[Tensor]) -> None:
+        self.device = device
+        self.weights = weights
+        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self.calls: dict[str, int] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def add(self, name: str, call: Callable[[Tensor], object]) -> None:
+        """Makes a contender ready.  What it raises, the graph's errors included, goes to the caller."""
+        with torch.cuda.device(self.device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                calls = self._calls_of(call)
+                graph = torch.cuda.CUDAGraph()
+                # what other threads do meanwhile is none of this graph's business
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    for index in range(calls):
+                        call(self.weights[index % len(self.weights)])
+                finally:
+                    graph.capture_end()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph.replay()
+        self.graphs[name], self.calls[name] = graph, calls
+
+    def time(self, name: str) -> float:
+        """Microseconds of one call, of one replay."""
+        with torch.cuda.device(self.device):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            self.graphs[name].replay()
+            end.record()
+            end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / self.calls[name]
+
+    def _calls_of(self, call: Callable[[Tensor], object]) -> int:
+        """How many calls a graph has: enough to last, and all weights as often."""
+        for _ in range(_WARM_UPS):
+            call(self.weights[0])
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call(self.weights[0])
+        end.record()
+        end.synchronize()
+        wanted = math.ceil(_GRAPH_MICROSECONDS / max(float(start.elapsed_time(end)) * 1e3, 1.0))
+        count = min(max(wanted, len(self.weights)), _MOST_CALLS)
+        return max(count // len(self.weights), 1) * len(self.weights)

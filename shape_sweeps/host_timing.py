@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epilogues as ep
-from gemm_ops import FusedLinear, native
+from gemm_ops import FusedLinear, backend_for, native
+from gemm_ops.build.buildable import Buildable
 
 _CALLS, _ROUNDS, _WARM_UP_CALLS = 100, 41, 20
 #: extents of the problem of :func:`linear_contenders`: x is (M, K), the weight (N, K)
@@ -43,11 +45,7 @@ def host_times(contenders: Mapping[str, Callable[[], object]], *, rounds: int = 
 
 def linear_contenders(device: str) -> dict[str, Callable[[], object]]:
     """Eager calls without gradients of one bfloat16 layer, with a bias: PyTorch's and ours."""
-    m, n, k = PROBLEM
-    x = torch.randn(m, k, device=device, dtype=torch.bfloat16)
-    linear = torch.nn.Linear(k, n, device=device, dtype=torch.bfloat16).eval()
-    bare = FusedLinear.from_linear(linear).eval()
-    gelu = FusedLinear.from_linear(linear, epilogue=ep.builders.SUITE["bias_gelu"]()).eval()
+    x, linear, bare, gelu = _layers(device)
     return {
         "F.linear": lambda: F.linear(x, linear.weight, linear.bias),
         "nn.Linear": lambda: linear(x),
@@ -55,6 +53,22 @@ def linear_contenders(device: str) -> dict[str, Callable[[], object]]:
         "FusedLinear": lambda: bare(x),
         "FusedLinear, GELU": lambda: gelu(x),
     }
+
+
+def linear_kernels(device: str) -> list[Buildable]:
+    """The kernels of ours, for :func:`gemm_ops.build_kernels`."""
+    x, _, *ours = _layers(device)
+    found = [backend_for(x, layer.weight.t(), layer.epilogue, bias=layer.bias).spec for layer in ours]
+    return [spec for spec in found if spec is not None]
+
+
+def _layers(device: str) -> tuple[Tensor, nn.Linear, FusedLinear, FusedLinear]:
+    """An x, PyTorch's layer, and ours without and with an activation, which share its parameters."""
+    m, n, k = PROBLEM
+    x = torch.randn(m, k, device=device, dtype=torch.bfloat16)
+    linear = nn.Linear(k, n, device=device, dtype=torch.bfloat16).eval()
+    gelu = FusedLinear.from_linear(linear, epilogue=ep.builders.SUITE["bias_gelu"]())
+    return x, linear, FusedLinear.from_linear(linear), gelu
 
 
 def load_native() -> None:

@@ -124,9 +124,11 @@ def run_benchmark(
     try:
         with torch.no_grad(), quiet_fallback(), gemm_ops.building("wait"), _on(device):
             entries = [_plan(problem, device) for problem in problems]
-            specs = {entry.problem: spec for entry, spec in entries if spec is not None}
+            specs = [spec for _, spec in entries if spec is not None]
             watcher.planned([entry for entry, _ in entries])
-            _build(list(specs.values()), jobs, watcher, results)
+            if torch.device(device).type == "cuda":
+                specs += host_timing.linear_kernels(device)
+            _build(specs, jobs, watcher, results)
             if build_only:
                 return results
             _measure_host(device, watcher, results)

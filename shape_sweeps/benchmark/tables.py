@@ -179,8 +179,8 @@ def to_markdown(results: Results) -> str:
 
 def _markdown_group(group: str, entries: Sequence[Entry]) -> list[str]:
     product = "mm of rounded-up extents" if group == MISALIGNED else "mm"
-    shown = next((name for name in ("bias_gelu",) if any(e.problem.epilogue == name for e in entries)), None)
-    shown = shown or entries[0].problem.epilogue
+    names = [entry.problem.epilogue for entry in entries]
+    shown = "bias_gelu" if "bias_gelu" in names else names[0]
     lines = [
         f"| {group}: M x N x K | kernel ({shown}) | us | fused/{product} | eager/fused | least | peer/fused |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -191,7 +191,7 @@ def _markdown_group(group: str, entries: Sequence[Entry]) -> list[str]:
         eager = values_of(of_shape, lambda entry: entry.speedup_over_eager)
         cells = (
             f"{shape.m} x {shape.n} x {shape.k}",
-            " ".join(filter(None, (example.backend, example.kernel))) or "-",
+            example.kernel or example.backend or "-",
             _number(example.time_us(FUSED), "{:.1f}"),
             _number(geomean(values_of(of_shape, lambda entry: entry.over_product)), "{:.2f}"),
             _number(geomean(eager), "{:.2f}"),

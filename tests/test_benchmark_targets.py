@@ -6,47 +6,20 @@ import dataclasses
 import math
 
 import pytest
+from benchmark_support import made_up, sample
 
 from shape_sweeps.benchmark.document import geomeans
 from shape_sweeps.benchmark.results import (
     AMONG_PEERS,
-    AMONG_PRODUCTS,
     FAILED,
-    MEASURED,
-    Contestant,
     Entry,
     Results,
     geomean,
 )
-from shape_sweeps.benchmark.suite import GROUPS, MISALIGNED, Problem, group_of, has_matrix_operand
+from shape_sweeps.benchmark.suite import GROUPS, MISALIGNED, group_of, has_matrix_operand
 from shape_sweeps.benchmark.targets import MET, MISSED, NOT_MEASURED, TARGETS, Limit, Outcome, judge
 from shape_sweeps.catalogue import FORMULAS
 from shape_sweeps.shapes import SUITE_DECODE, SUITE_LARGE, SUITE_MISALIGNED, Shape
-from shape_sweeps.timing import Sample
-
-
-def made_up(
-    shape: Shape,
-    epilogue: str = "bias_gelu",
-    *,
-    mm: float | None = 100.0,
-    rounded: float | None = None,
-    fused: float = 100.0,
-    **peers: float,
-) -> Entry:
-    """An entry with these times in microseconds, ours the same in both series."""
-    entry = Entry(Problem(shape, epilogue, group_of(shape)), status=MEASURED, backend="sm90", kernel="k")
-    entry.contestants["fused"] = Contestant({AMONG_PRODUCTS: sample(fused), AMONG_PEERS: sample(fused)}, "CUDA graph")
-    for name, time in {"mm": mm, "rounded-mm": rounded}.items():
-        if time is not None:
-            entry.contestants[name] = Contestant({AMONG_PRODUCTS: sample(time)}, "CUDA graph")
-    for name, time in peers.items():
-        entry.contestants[name] = Contestant({AMONG_PEERS: sample(time)}, "CUDA graph")
-    return entry
-
-
-def sample(time: float) -> Sample:
-    return Sample(time, 1.0, 8)
 
 
 def on_gpu(*entries: Entry) -> Results:

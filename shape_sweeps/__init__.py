@@ -5,6 +5,7 @@
     $ python -m shape_sweeps explain residual --shape 4096,4096,4096          # or M,N: without a GEMM
     $ python -m shape_sweeps build --shapes suite --device h200 --pack kernels.tar.xz
     $ python -m shape_sweeps unpack kernels.tar.xz
+    $ python -m shape_sweeps benchmark --peers no-compile --json run.json --markdown table.md
     $ python -m shape_sweeps list
 
 The rooms, along the way of a case::
@@ -16,7 +17,7 @@ The rooms, along the way of a case::
       guards            allocate outputs that show what was written, and what was not
       eager             compute it unfused
       compare           judge it against float64 and against the unfused result
-      timing            time it against unfused and bare GEMMs
+      timing            time it against unfused and bare GEMMs, call by call
     records             what came of it, as data
     report, export      the same for the terminal, and as JSON and CSV
     plots               the same as a picture
@@ -27,6 +28,9 @@ and around it, for the command line::
     options, commands   what can be asked for, and what is then done
     explain_command     the report whether fusing an epilogue pays, which :mod:`gemm_ops.explain` makes
     build_command       kernels ahead of time, for devices that are not there; bundles of them
+    benchmark/          the suite against all its peers, and its targets; timed by
+      graph_timing      CUDA graphs in interleaved rounds
+      host_timing       what a call takes of the host
     outputs, streams    files that results go to; standard output, which may be closed, full or a broken pipe
     memory              which cases do not fit in it
 

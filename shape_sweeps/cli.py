@@ -1,4 +1,4 @@
-"""The entry of the command line: ``python -m shape_sweeps run``, ``build``, ``unpack``, ``explain`` and ``list``.
+"""The entry of the command line: ``python -m shape_sweeps run``, ``benchmark``, ``explain`` and the others.
 
     >>> main(["run", "--quick"])
     0
@@ -62,6 +62,8 @@ def _main(arguments: Sequence[str], stdout: Stream) -> int:
         chosen = options.parser().parse_args(arguments)
         if chosen.command == "list":
             return commands.list_choices()
+        if chosen.command == "benchmark":
+            return commands.benchmark(chosen, arguments, stdout)
         if chosen.command == "explain":
             return commands.explain(chosen)
         if chosen.command == "build":

@@ -1,6 +1,6 @@
 """What the commands do: ``run`` a sweep and write its results, ``explain`` one epilogue, ``list`` the choices.
 
-``build`` and ``unpack`` are in :mod:`.build_command`.
+``build`` and ``unpack`` are in :mod:`.build_command`, ``benchmark`` is in :mod:`.benchmark`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from . import build_command, cases, explain_command, export, plots, report
+from .benchmark import command as benchmark_command
 from .catalogue import FORMULAS
-from .cli import BAD_INPUT, FAILURE, INTERRUPTED, OK, complain
+from .cli import BAD_INPUT, FAILURE, INTERRUPTED, OK
 from .environment import describe
-from .errors import OutputError, ReportLost
+from .errors import ReportLost
 from .options import select, select_for_build
-from .outputs import Output, check_distinct, prepare
+from .outputs import Output, check_distinct, prepare, write_or_complain
 from .records import PASSED, Sweep
 from .runner import run_sweep
 from .shapes import SHAPE_SETS
@@ -59,8 +60,18 @@ def run(options: argparse.Namespace, arguments: Sequence[str], stdout: Stream) -
         "--csv": lambda: export.to_csv(sweep),
         "--plot": lambda: plots.plot(sweep, environment, plots.picture_format(options.plot)),
     }
-    written = [_write(output, makers[option]) for option, output in outputs.items()]
+    written = [write_or_complain(output, makers[option]) for option, output in outputs.items()]
     return _exit_code(sweep, all(written))
+
+
+def benchmark(options: argparse.Namespace, arguments: Sequence[str], stdout: Stream) -> int:
+    """``benchmark``.
+
+    Raises:
+        InputError: before anything has run.
+        ReportLost: as :func:`run`.
+    """
+    return benchmark_command.run(options, arguments, stdout)
 
 
 def explain(options: argparse.Namespace) -> int:
@@ -119,16 +130,6 @@ def _outputs(options: argparse.Namespace) -> dict[str, Output]:
     if "--plot" in found:
         plots.check_plot(found["--plot"])
     return found
-
-
-def _write(output: Output, make: Callable[[], str | bytes]) -> bool:
-    """Writes one result; says so if it cannot be.  The others are written all the same."""
-    try:
-        output.write(make())
-    except OutputError as error:
-        complain(error)
-        return False
-    return True
 
 
 def _exit_code(sweep: Sweep, written: bool) -> int:

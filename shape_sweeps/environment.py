@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import platform
+import shutil
+import subprocess
 from typing import Any
 
 import torch
@@ -53,3 +55,32 @@ def describe(device: str) -> dict[str, Any]:
         found["multiprocessors"] = properties.multi_processor_count
         found["memory_bytes"] = properties.total_memory
     return found
+
+
+def describe_driver(device: str) -> dict[str, Any]:
+    """Of a CUDA device the driver's version and what nvidia-smi says of the clocks, as JSON data.
+
+    Clocks are told for a reader to judge times by; nothing is locked or changed.  Without nvidia-smi both say so.
+    """
+    unknown = "unknown: nvidia-smi does not tell"
+    properties = torch.cuda.get_device_properties(device)
+    asked = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
+    found = _ask_nvidia_smi(f"GPU-{properties.uuid}", asked)
+    if found is None:
+        return {"l2_bytes": properties.L2_cache_size, "driver": unknown, "clocks": unknown}
+    driver, clock, largest, memory, power = found
+    clocks = f"not locked; SM {clock} of at most {largest}, memory {memory}, power limit {power}, before the run"
+    return {"l2_bytes": properties.L2_cache_size, "driver": driver, "clocks": clocks}
+
+
+def _ask_nvidia_smi(uuid: str, asked: tuple[str, ...]) -> list[str] | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, f"--id={uuid}", f"--query-gpu={','.join(asked)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    values = [value.strip() for value in done.stdout.strip().split(",")]
+    return values if len(values) == len(asked) else None

@@ -14,6 +14,7 @@ from typing import NoReturn
 import epilogues as ep
 
 from . import build_command, cases, explain_command
+from .benchmark import command as benchmark_command
 from .catalogue import FORMULAS, parse_epilogues
 from .cli import EXIT_CODES
 from .environment import choose_device
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = root.add_subparsers(dest="command", required=True, metavar="run|list|explain|build|unpack")
+    commands = root.add_subparsers(dest="command", required=True, metavar="run|list|benchmark|explain|build|unpack")
     run = commands.add_parser(
         "run",
         help="run a sweep",
@@ -63,6 +64,26 @@ def parser() -> argparse.ArgumentParser:
         help="time the fused calls against unfused ones, or check only (default: timed on CUDA, not on a CPU)",
     )
     add("--max-seconds", type=_seconds, metavar="S", help="begin no case later than this; skip the rest")
+    add("--jobs", type=_jobs, metavar="N", help="kernels to build at a time (default: one per core)")
+    benchmark = commands.add_parser(
+        "benchmark",
+        help="measure the suite against its peers",
+        description="The whole table of the suite: shapes x epilogues x peers, in bfloat16, in interleaved rounds, with"
+        " geometric means and the targets met or missed.",
+        epilog=benchmark_command.EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    benchmark_command.add_arguments(benchmark)
+    add = benchmark.add_argument
+    add("--rounds", type=_jobs, metavar="N", help="interleaved rounds of each series at most (default: 15)")
+    add(
+        "--seconds-per-case",
+        type=_seconds,
+        metavar="S",
+        help="for the rounds of one shape and epilogue; five rounds are made in any case (default: 2, on a CPU 0.2)",
+    )
+    add("--max-seconds", type=_seconds, metavar="S", help="begin no entry later than this; leave out the rest")
+    add("--seed", type=_seed, metavar="N", help="of the random inputs (default: 0)")
     add("--jobs", type=_jobs, metavar="N", help="kernels to build at a time (default: one per core)")
     explain = commands.add_parser(
         "explain",

@@ -16,10 +16,11 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from .cli import complain
 from .errors import InputError, OutputError
 
 #: "-" as a file name
@@ -102,6 +103,16 @@ def check_distinct(outputs: Sequence[Output]) -> None:
         if first is not output:
             what = "standard output" if output.is_stdout else repr(output.name)
             raise InputError(f"{output.option}: {what} is taken by {first.option} {first.name}")
+
+
+def write_or_complain(output: Output, make: Callable[[], str | bytes]) -> bool:
+    """Writes one result; says so if it cannot be, so that others are written all the same."""
+    try:
+        output.write(make())
+    except OutputError as error:
+        complain(error)
+        return False
+    return True
 
 
 def _examine(name: str, option: str) -> Output:

@@ -100,31 +100,31 @@ class Progressing(Observer):
                 self._console.print(text)
 
     def building(self, kernels: int) -> None:
-        self._begin(f"building {kernels} kernels", kernels)
+        self.begin(f"building {kernels} kernels", kernels)
 
     def built(self, seconds: float, cached: bool) -> None:
-        self._advance("from the cache" if cached else f"built in {seconds:.0f} s")
+        self.advance("from the cache" if cached else f"built in {seconds:.0f} s")
 
     def not_built(self, title: str) -> None:
         """One kernel could not be built."""
         self._console.print(f"failed {title}", style=_COLOURS[FAILED], soft_wrap=True)
-        self._advance(title)
+        self.advance(title)
 
     def running(self, record: CaseRecord) -> None:
         self._give_up()
         if self._what != "running":
-            self._begin("running", self._cases)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=_title(record))
+            self.begin("running", self._cases)
+        self.describe(_title(record))
 
     def finished(self, record: CaseRecord) -> None:
         if record.status == FAILED:
             self._console.print(
                 f"failed {_title(record)}: {shorten(record.reason)}", style=_COLOURS[FAILED], soft_wrap=True
             )
-        self._advance(_title(record))
+        self.advance(_title(record))
 
-    def _begin(self, what: str, total: int) -> None:
+    def begin(self, what: str, total: int) -> None:
+        """A stretch of work of so many steps begins."""
         self._what, self._total, self._done = what, total, 0
         self._shown = time.monotonic()
         if self._bar is not None:
@@ -134,7 +134,13 @@ class Progressing(Observer):
         elif what != "running":
             self._console.print(what)
 
-    def _advance(self, what: str) -> None:
+    def describe(self, what: str) -> None:
+        """What the step under way is, where there is a bar to show it."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=what)
+
+    def advance(self, what: str) -> None:
+        """One of its steps is done."""
         self._done += 1
         if self._bar is not None and self._task is not None:
             self._bar.advance(self._task)

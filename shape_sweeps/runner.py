@@ -84,7 +84,7 @@ def run_sweep(
     began = time.perf_counter()
     sweep = Sweep([], planned=len(cases))
     try:
-        with torch.no_grad(), _quiet_fallback():
+        with torch.no_grad(), quiet_fallback():
             records = [_plan(case, epilogues[case.epilogue]) for case in cases]
             observer.planned(records)
             _build(records, jobs, observer, sweep)
@@ -244,7 +244,7 @@ def _as_out(epilogue: ep.Epilogue, out: dict[str, Tensor] | None) -> Tensor | di
 
 
 @contextlib.contextmanager
-def _quiet_fallback() -> Iterator[None]:
+def quiet_fallback() -> Iterator[None]:
     """The report says once which cases the reference backend computes; a warning for each would drown it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", gemm_ops.FallbackWarning)

@@ -86,10 +86,9 @@ def measure(contenders: Mapping[str, Contender], *, sets: int, device: str) -> T
     allocates on first use is not in the times.
     """
     kind = torch.device(device).type
-    sample = _sample_cuda if kind == "cuda" else _sample_cpu
     calls, host_seconds = {}, {}
     for name, contender in contenders.items():
-        calls[name], host_seconds[name] = _calibrate(contender, sets, device, sample)
+        calls[name], host_seconds[name] = calibrate(contender, sets, device)
 
     times: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
@@ -97,17 +96,17 @@ def measure(contenders: Mapping[str, Contender], *, sets: int, device: str) -> T
     while rounds < _ROUNDS[kind] and (rounds == 0 or time.perf_counter() - began < _BUDGET_SECONDS[kind]):
         first = rounds % len(names)
         for name in names[first:] + names[:first]:
-            seconds = sample(contenders[name], calls[name], sets, device, host_seconds[name])
+            seconds = _sample(contenders[name], calls[name], sets, device, host_seconds[name])
             times[name].append(seconds * 1e6)
         rounds += 1
     samples = {
-        name: Sample(statistics.median(values), _interquartile_range(values), calls[name])
+        name: Sample(statistics.median(values), interquartile_range(values), calls[name])
         for name, values in times.items()
     }
     return Timing(samples, rounds, sets)
 
 
-def _calibrate(contender: Contender, sets: int, device: str, sample: Callable[..., float]) -> tuple[int, float]:
+def calibrate(contender: Contender, sets: int, device: str) -> tuple[int, float]:
     """Calls per sample, and the seconds the host takes to make one call (0 on the CPU, where it waits)."""
     for index in range(sets):
         contender(index)
@@ -121,19 +120,27 @@ def _calibrate(contender: Contender, sets: int, device: str, sample: Callable[..
             stamps.append(time.perf_counter())
         host_seconds = statistics.median(after - before for before, after in itertools.pairwise(stamps))
         torch.cuda.synchronize(device)
-    seconds = sample(contender, 1, sets, device, host_seconds)
+    seconds = _sample(contender, 1, sets, device, host_seconds)
     calls = math.ceil(_SAMPLE_SECONDS / seconds) if seconds > 0 else _MAX_CALLS
     return min(max(calls, 1), _MAX_CALLS), host_seconds
 
 
-def _sample_cpu(contender: Contender, calls: int, sets: int, device: str, host_seconds: float) -> float:
+def _sample(contender: Contender, calls: int, sets: int, device: str, host_seconds: float) -> float:
+    if torch.device(device).type == "cuda":
+        return sample_cuda(contender, calls, sets, device, host_seconds)
+    return sample_cpu(contender, calls, sets)
+
+
+def sample_cpu(contender: Contender, calls: int, sets: int) -> float:
+    """Seconds of one call, by the clock on the wall."""
     began = time.perf_counter()
     for call in range(calls):
         contender(call % sets)
     return (time.perf_counter() - began) / calls
 
 
-def _sample_cuda(contender: Contender, calls: int, sets: int, device: str, host_seconds: float) -> float:
+def sample_cuda(contender: Contender, calls: int, sets: int, device: str, host_seconds: float) -> float:
+    """Seconds of one call, by events around all of them."""
     with torch.cuda.device(device):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(int(host_seconds * calls * _CYCLES_PER_SECOND))
@@ -145,7 +152,7 @@ def _sample_cuda(contender: Contender, calls: int, sets: int, device: str, host_
         return float(start.elapsed_time(end)) * 1e-3 / calls
 
 
-def _interquartile_range(values: list[float]) -> float:
+def interquartile_range(values: list[float]) -> float:
     if len(values) < 2:
         return 0.0
     lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")

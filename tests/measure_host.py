@@ -1,40 +1,19 @@
 """The host's time per call of FusedLinear beside nn.Linear: ``python tests/measure_host.py`` on a machine with a GPU.
 
-Calls are so small that the device waits for the host, and so few at a time that they do not fill its queue.  Rounds of
-the contenders are interleaved; medians, in microseconds.
+How it is measured, :mod:`shape_sweeps.host_timing` says; ``python -m shape_sweeps benchmark`` takes the eager call's.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
-from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F
 
 import gemm_ops
 from gemm_ops import FusedLinear, native
-
-_CALLS, _ROUNDS = 100, 41
-
-
-def host_times(contenders: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median host time per call, in microseconds."""
-    for call in contenders.values():
-        for _ in range(20):
-            call()
-    torch.cuda.synchronize()
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(_ROUNDS):
-        for name, call in contenders.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(_CALLS):
-                call()
-            found[name].append((time.perf_counter() - start) / _CALLS * 1e6)
-    return {name: statistics.median(times) for name, times in found.items()}
+from shape_sweeps.host_timing import host_times
 
 
 def main() -> None:

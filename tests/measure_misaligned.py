@@ -6,6 +6,9 @@ What is timed is ``FusedLinear`` in evaluation mode with a contiguous x: where K
 within the time.  Each contender is a CUDA graph of several calls, so that the GPU's time counts and not the host's;
 graphs are replayed in interleaved rounds, and medians compared.  Results are checked against fp32 first.
 
+``python -m shape_sweeps benchmark --group misaligned`` has the same shapes with every epilogue and peer, and weights
+that are not in the L2 cache; here every call uses the same tensors.
+
 Rounds are of fused calls and eager PyTorch, and others of fused calls and ``torch.mm``.  All in one would favour
 ``torch.mm``: eager PyTorch does little at a time at odd extents, and clocks rise higher than a network of fused layers,
 or of ``torch.mm``, would see (4095 x 4097 x 4093 on an H200: ``torch.mm`` takes 178 to 186 us there, 200 to 216 among
@@ -14,6 +17,7 @@ its like).
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -27,6 +31,7 @@ from torch.nn import functional as F
 
 import epilogues as ep
 import gemm_ops
+from shape_sweeps.graph_timing import capture, replay_us, sample_rounds
 from shape_sweeps.shapes import SUITE_MISALIGNED
 
 EPILOGUES = ("bias_gelu", "residual", "gate")
@@ -74,34 +79,12 @@ def eager(name: str, t: Mapping[str, Tensor]) -> Tensor:
     return F.silu(F.linear(t["x"], t["weight"], t["bias"])) * t["matrix"]
 
 
-def capture(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
-    """A graph of several calls, after some outside of it."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    return graph
-
-
 def measure(contenders: Mapping[str, Callable[[], object]], calls: Mapping[str, int]) -> dict[str, float]:
     """Microseconds of one call of each contender."""
-    graphs = {name: capture(call, calls[name]) for name, call in contenders.items()}
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for turn in range(ROUNDS):
-        for name in list(graphs)[:: 1 if turn % 2 else -1]:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graphs[name].replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) * 1e3 / calls[name])
-    return {name: statistics.median(found) for name, found in times.items()}
+    graphs = {name: capture(lambda _, call=call: call(), calls[name])[0] for name, call in contenders.items()}
+    samplers = {name: functools.partial(replay_us, graph, calls[name]) for name, graph in graphs.items()}
+    samples = sample_rounds(samplers, rounds=ROUNDS)
+    return {name: statistics.median(found) for name, found in samples.items()}
 
 
 @dataclass(frozen=True)

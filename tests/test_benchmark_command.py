@@ -1,0 +1,375 @@
+"""The benchmark from the command line: a run on the CPU, what goes wrong in it, files, replay, bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmark_support import made_up
+
+from shape_sweeps import cli, graph_timing
+from shape_sweeps.benchmark import contenders, document, runner, suite, tables
+from shape_sweeps.benchmark.contenders import Proposal, Setting
+from shape_sweeps.benchmark.results import AMONG_PEERS, AMONG_PRODUCTS, SKIPPED, Contestant, Results
+from shape_sweeps.shapes import SUITE_DECODE, SUITE_LARGE, SUITE_MISALIGNED, parse_shapes
+
+RUN = ["benchmark", "--device", "cpu", "--rounds", "2", "--seconds-per-case", "0.01"]
+SMALL = [*RUN, "--shapes", "64x64x64,33x65x127", "--epilogues", "train_gelu,residual"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def replace_call(monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[Setting, int], Any]) -> None:
+    """Another call in the place of one contender's."""
+    original = contenders.make_contenders
+
+    def make_contenders(setting: Setting, peers: Any) -> dict[str, Proposal]:
+        found = original(setting, peers)
+        return {**found, name: Proposal(lambda index: call(setting, index))}
+
+    monkeypatch.setattr(runner, "make_contenders", make_contenders)
+
+
+# -- a run ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_on_the_cpu_end_to_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("run.json", "table.md", "run.png")}
+    options = ["--json", str(files["run.json"]), "--markdown", str(files["table.md"]), "--plot", str(files["run.png"])]
+    code, out, err = run(capsys, *SMALL, *options)
+    assert code == 0 and not err, err
+    assert out.splitlines()[-1] == "4 measured, 0 failed, 0 skipped; targets: 0 met, 0 MISSED, 8 not measured"
+    assert "backend: reference for 4 of 4 entries" in out
+    found = json.loads(files["run.json"].read_text())
+    assert found["schema"] == document.SCHEMA and found["settings"]["cache"] == "warm"
+    assert found["environment"]["torch"] == torch.__version__ and found["environment"]["time"]
+    assert [entry["group"] for entry in found["entries"]] == ["decode", "decode", "misaligned", "misaligned"]
+    for entry in found["entries"]:
+        names = entry["contestants"]
+        assert entry["status"] == "measured" and entry["backend"] == "reference" and entry["why"]
+        assert 0 < names["fused"]["error"] <= names["eager"]["error"] * 1.05
+        assert set(names["eager"]["times"]) == {AMONG_PEERS}
+        product = "rounded-mm" if entry["group"] == "misaligned" else "mm"
+        assert set(names[product]["times"]) == {AMONG_PRODUCTS}
+        assert set(names["fused"]["times"]) == {AMONG_PRODUCTS, AMONG_PEERS} == set(entry["rounds"])
+        assert entry["ratios"]["speedup_over_eager"] > 0
+    assert found["entries"][0]["contestants"]["rounded-mm"]["reason"] == "the shape is aligned"
+    assert {target["verdict"] for target in found["targets"]} == {"not measured"}
+    markdown = files["table.md"].read_text()
+    assert "| misaligned: M x N x K |" in markdown and "| 33 x 65 x 127 | reference |" in markdown
+    assert files["run.png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_cpu_takes_small_shapes_of_every_group_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *RUN, "--epilogues", "identity")
+    assert code == 0 and "note: no CUDA device: small shapes instead of the suite's" in out
+    for group in suite.GROUPS:
+        assert f"\n{group}\n" in out
+
+
+def test_our_own_measure_of_slow_and_fast_is_kept_in_series() -> None:
+    prepared = dict.fromkeys(("fused", "eager", "compile", "mm", "rounded-mm"))
+    series = lambda shape: runner._series(suite.problems([shape], ["gate"])[0], prepared)  # type: ignore[arg-type] # noqa: E731
+    aligned, odd = series(SUITE_LARGE[0]), series(SUITE_MISALIGNED[0])
+    assert aligned == {AMONG_PRODUCTS: ["fused", "mm"], AMONG_PEERS: ["fused", "eager", "compile", "rounded-mm"]}
+    # the product of odd extents is as slow as eager PyTorch: it is among the peers
+    assert odd == {AMONG_PRODUCTS: ["fused", "rounded-mm"], AMONG_PEERS: ["fused", "eager", "compile", "mm"]}
+    alone = runner._series(suite.problems([SUITE_LARGE[0]], ["gate"])[0], {"fused": None})  # type: ignore[dict-item]
+    assert alone == {AMONG_PEERS: ["fused"]}
+
+
+def test_a_wrong_result_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def wrong(setting: Setting, index: int) -> dict[str, torch.Tensor]:
+        inputs = setting.copies[index]
+        return {"D": (inputs.a @ inputs.b.t()) * 1.02}
+
+    replace_call(monkeypatch, "fused", wrong)
+    path = tmp_path / "run.json"
+    code, out, _ = run(capsys, *RUN, "--shapes", "64x64x64", "--epilogues", "identity", "--json", str(path))
+    assert code == 1 and "failed 64x64x64 identity: D: relative error 2." in out
+    (entry,) = json.loads(path.read_text())["entries"]
+    assert entry["status"] == "failed" and entry["ratios"]["speedup_over_eager"] is None
+
+
+def test_a_result_that_is_not_finite_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hole(setting: Setting, index: int) -> dict[str, torch.Tensor]:
+        inputs = setting.copies[index]
+        product = inputs.a @ inputs.b.t()
+        product[-1, -1] = float("nan")
+        return {"D": product}
+
+    replace_call(monkeypatch, "fused", hole)
+    code, out, _ = run(capsys, *RUN, "--shapes", "600x8x8", "--epilogues", "identity")
+    assert code == 1 and "1 of 4800 elements are not finite" in out
+
+
+def test_a_peer_that_raises_costs_its_place_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(setting: Setting, index: int) -> object:
+        raise RuntimeError("inductor\nlost its way")
+
+    replace_call(monkeypatch, "compile", broken)
+    code, out, _ = run(capsys, *SMALL, "--peers", "eager,compile,mm")
+    assert code == 0 and "note: torch.compile, 4 entries: RuntimeError: inductor lost its way" in out
+    assert "4 measured, 0 failed" in out
+
+
+def test_ours_that_raises_fails_its_entry_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = contenders.make_layer
+
+    def make_layer(epilogue: Any, inputs: Any) -> Any:
+        if inputs.a.shape[0] == 33 and inputs.a.device.type == "cpu" and inputs.operands.get("scale") is not None:
+            raise RuntimeError("no such layer")
+        return original(epilogue, inputs)
+
+    monkeypatch.setattr(contenders, "make_layer", make_layer)
+    code, out, _ = run(capsys, *SMALL)
+    assert code == 1 and "failed 33x65x127 residual: RuntimeError: no such layer" in out
+    assert "3 measured, 1 failed, 0 skipped" in out
+
+
+def test_without_memory_an_entry_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> Setting:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(runner, "make_setting", full)
+    code, out, _ = run(capsys, *SMALL)
+    assert code == 1 and "0 measured, 0 failed, 4 skipped" in out and "do not fit in memory" in out
+
+
+def test_without_eager_ours_is_still_judged_by_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    code, _, _ = run(capsys, *SMALL, "--peers", "mm", "--json", str(path))
+    assert code == 0
+    for entry in json.loads(path.read_text())["entries"]:
+        eager = entry["contestants"]["eager"]
+        assert eager["error"] > 0 and not eager["times"] and eager["reason"] == "not timed: not asked for"
+
+
+def test_an_interrupt_leaves_a_valid_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    original = runner.make_setting
+
+    def make_setting(problem: suite.Problem, **named: Any) -> Setting:
+        if problem.epilogue == "residual":
+            raise KeyboardInterrupt
+        return original(problem, **named)
+
+    monkeypatch.setattr(runner, "make_setting", make_setting)
+    path = tmp_path / "run.json"
+    code, out, _ = run(capsys, *SMALL, "--json", str(path))
+    assert code == 130 and "1 measured, 0 failed, 0 skipped, 3 of 4 not reached" in out
+    found = document.from_json(path.read_text(), "it")
+    assert found.interrupted and found.planned == 4 and len(found.entries) == 1
+    assert run(capsys, "benchmark", "--replay", str(path))[0] == 0
+
+
+def test_the_time_limit_leaves_out_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *SMALL, "--max-seconds", "0")
+    assert code == 1 and "note: ended after 0 s, as --max-seconds says" in out
+    assert "0 measured, 0 failed, 0 skipped, 4 of 4 not reached" in out
+
+
+def test_on_a_cpu_there_is_nothing_to_build(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *SMALL, "--build-only")
+    assert code == 0 and out.splitlines()[-1] == "0 built, 0 there already, 0 failed"
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+
+def made_up_results() -> Results:
+    entries = [
+        made_up(SUITE_LARGE[0], fused=95.0, eager=140.0, cublaslt=104.0),
+        made_up(SUITE_DECODE[1], "gate", fused=12.5, eager=18.0),
+        made_up(SUITE_MISALIGNED[0], mm=900.0, rounded=100.0, fused=120.0, eager=990.0),
+    ]
+    entries[0].contestants["fused"].error = 1.65e-3
+    entries[1].contestants["compile"] = Contestant(reason="BackendCompilerFailed: no")
+    entries[2].status, entries[2].reason, entries[2].contestants = SKIPPED, "its tensors do not fit in memory", {}
+    environment = {
+        "device": "cuda",
+        "device_name": "H200",
+        "torch": "2.11",
+        "time": "2026-11-30T00:00:00",
+        "cuda": "13",
+    }
+    settings = {"cache": "cold", "rounds": 15, "seconds_per_case": 2.0, "peers": ["eager"], "seed": 0}
+    host = {"F.linear": 21.4, "FusedLinear": 18.3, "FusedLinear, GELU": 18.1}
+    return Results(environment, ["benchmark"], settings, entries, 192, False, host, "", ["a note"])
+
+
+def test_json_gives_back_what_it_was_made_from() -> None:
+    results = made_up_results()
+    assert document.from_json(document.to_json(results), "it") == results
+
+
+def test_replay_needs_no_gpu_and_gives_the_same_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, again, picture = tmp_path / "run.json", tmp_path / "again.json", tmp_path / "run.svg"
+    path.write_text(document.to_json(made_up_results()))
+    options = ["--json", str(again), "--plot", str(picture), "--markdown", "-"]
+    code, out, err = run(capsys, "benchmark", "--replay", str(path), *options)
+    assert code == 0 and again.read_text() == path.read_text() and picture.read_bytes().startswith(b"<?xml")
+    assert out == tables.to_markdown(made_up_results())  # the report goes to standard error, then
+    assert "H200, torch 2.11, CUDA 13, 2026-11-30, bf16, cold L2 cache" in err
+    assert (
+        "met          host time of an eager FusedLinear call over that of F.linear: 0.86 <= 1.00 (18.3 us, 21.4 us)"
+        in err
+    )
+    assert "note: torch.compile, 1 entry: BackendCompilerFailed: no" in err
+    assert "2 measured, 0 failed, 1 skipped, 189 of 192 not reached; targets: " in err
+
+
+def test_replay_takes_a_part(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, part = tmp_path / "run.json", tmp_path / "part.json"
+    path.write_text(document.to_json(made_up_results()))
+    code, _, _ = run(capsys, "benchmark", "--replay", str(path), "--group", "decode", "--json", str(part))
+    assert code == 0
+    assert [entry.problem.epilogue for entry in document.from_json(part.read_text(), "it").entries] == ["gate"]
+
+
+def test_several_runs_make_one_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first, second = made_up_results(), made_up_results()
+    first.entries = first.entries[:2]
+    second.entries = [made_up(SUITE_LARGE[0], fused=50.0), made_up(SUITE_LARGE[1], fused=70.0)]
+    second.host, second.notes = {}, ["another note"]
+    merged = document.merge([first, second])
+    times = {str(entry.problem): entry.time_us("fused") for entry in merged.entries}
+    assert times == {"4096x4096x4096 bias_gelu": 50.0, "8192x8192x8192 bias_gelu": 70.0, "16x4096x4096 gate": 12.5}
+    assert [entry.problem.group for entry in merged.entries] == ["large", "large", "decode"]
+    assert merged.host == first.host and merged.notes == ["a note", "another note"] and merged.planned == 3
+    second.environment["device_name"] = "A100"
+    paths = [tmp_path / "first.json", tmp_path / "second.json"]
+    for path, results in zip(paths, (first, second), strict=True):
+        path.write_text(document.to_json(results))
+    code, _, err = run(capsys, "benchmark", "--replay", str(paths[0]), "--replay", str(paths[1]))
+    assert code == 2 and "H200, torch 2.11, cold; A100, torch 2.11, cold" in err
+
+
+def test_small_entries_that_stay_in_the_cache_are_told_of() -> None:
+    results = made_up_results()
+    assert "2 entries so small that copies of the inputs stay in the L2 cache" in tables.notes(results)
+    for entry in results.entries:
+        entry.cold = True
+    assert not [note for note in tables.notes(results) if "L2" in note]
+
+
+# -- bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--group", "tiny"], "--group: unknown group 'tiny': expected large, medium, decode, misaligned"),
+        (["--epilogues", "bias_jelu"], "--epilogues: unknown epilogue of the suite 'bias_jelu'"),
+        (["--epilogues", "mine:mine"], "--epilogues: unknown epilogue of the suite 'mine:mine'"),
+        (["--peers", "jax"], "--peers: unknown peer 'jax': expected eager, compile, cublaslt, mm, rounded-mm, all, or"),
+        (["--peers", "no-jax"], "--peers: unknown peer 'jax'"),
+        (["--peers", "eager,,mm"], "--peers: an item"),
+        (["--shapes", "12x13"], "--shapes: '12x13'"),
+        (["--shapes", "0x64x64"], "--shapes: '0x64x64' has nothing to measure"),
+        (["--shapes", "64x64x64", "--group", "large,misaligned"], "--group: none of the shapes"),
+        (["--rounds", "0"], "--rounds"),
+        (["--seconds-per-case", "soon"], "--seconds-per-case"),
+        (["--max-seconds", "-1"], "--max-seconds"),
+        (["--device", "gpu"], "--device: 'gpu'"),
+        (["--build-only", "--json", "x.json"], "--build-only: measures nothing, so that there is nothing for --json"),
+        (["--plot", "x.xyz"], "--plot: expected a file name that ends in"),
+        (["--json", "same", "--markdown", "same"], "--markdown: 'same' is taken by --json"),
+        (["--json", "/no/such/folder/x"], "--json: '/no/such/folder/x'"),
+        (["--replay", "no_such.json"], "--replay no_such.json: cannot be read: No such file or directory"),
+        (["--replay", "text.json"], "--replay text.json: is not JSON"),
+        (["--replay", "sweep.json"], "--replay sweep.json: expected a document of schema 'shape-sweeps-benchmark/1'"),
+        (["--replay", "list.json"], "got None"),
+        (["--replay", "damaged.json"], "--replay damaged.json: is damaged: KeyError: 'median_us'"),
+        (["--replay", "zero.json"], "--replay zero.json: is damaged: ValueError: 0.0 is no time"),
+        (["--replay", "binary.json"], "--replay binary.json: cannot be read"),
+        (["--replay", "good.json", "--warm"], "--warm: does not go with --replay"),
+        (["--replay", "good.json", "--seconds-per-case", "1"], "--seconds-per-case: does not go with --replay"),
+        (["--replay", "good.json", "--group", "medium"], "--replay: none of the entries"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = document.to_json(made_up_results())
+    for name, text in {
+        "good": good,
+        "text": "not json",
+        "sweep": '{"schema": "shape-sweeps/1"}',
+        "list": "[]",
+        "damaged": good.replace('"median_us"', '"mean_us"'),
+        "zero": good.replace('"median_us": 95.0', '"median_us": 0.0'),
+    }.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\xd8")
+    before = sorted(tmp_path.iterdir())
+    code, out, err = run(capsys, "benchmark", *arguments)
+    assert code == 2 and not out
+    assert err.startswith("shape-sweeps: error: ") and err.count("\n") == 1 and expected in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_peers_are_chosen_and_left_out() -> None:
+    assert suite.parse_peers(["all"]) == tuple(suite.PEERS) == suite.parse_peers(["mm,all"])
+    assert suite.parse_peers(["no-compile"]) == ("eager", "cublaslt", "mm", "rounded-mm")
+    assert suite.parse_peers(["mm,eager"]) == ("eager", "mm")
+    assert suite.parse_peers(["eager,mm", "no-mm"]) == ("eager",)
+
+
+def test_problems_come_group_by_group() -> None:
+    found = suite.problems(parse_shapes(["suite-misaligned", "suite-large", "64x64x64"]), ["gate", "identity"])
+    assert [problem.group for problem in found] == ["large"] * 10 + ["decode"] * 2 + ["misaligned"] * 16
+    assert str(found[0]) == "4096x4096x4096 gate" and str(found[1]) == "4096x4096x4096 identity"
+
+
+def test_help_explains_exit_codes_and_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "benchmark", "--help")
+    assert code == 0 and "no-compile" in out
+    for number in ("0", "1", "2", "130", "141"):
+        assert f"\n  {number}" in out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    arguments = ["--shapes", "256x512x512,129x257x255", "--epilogues", "bias_gelu", "--peers", "no-compile"]
+    code, out, _ = run(capsys, "benchmark", *arguments, "--json", str(path))
+    assert code == 0, out
+    found = document.from_json(path.read_text(), "it")
+    assert found.host and found.environment["driver"] and found.settings["cache"] == "cold"
+    aligned, odd = found.entries
+    assert aligned.cold is graph_timing.leaves_cache(
+        aligned.copies, contenders.bytes_per_call(aligned.problem), graph_timing.cache_bytes("cuda")
+    )
+    for entry, names in (
+        (aligned, ("fused", "eager", "cublaslt", "mm")),
+        (odd, ("fused", "eager", "mm", "rounded-mm")),
+    ):
+        for name in names:
+            assert entry.contestants[name].how == graph_timing.GRAPH, (name, entry.contestants[name].reason)
+    assert aligned.speedup_over_fused_peer and odd.over_rounded_mm

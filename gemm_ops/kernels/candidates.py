@@ -24,15 +24,13 @@ from epilogues.tree import EpilogueTree
 
 from ..addressing import Addressing, Request, address
 from .config import KernelConfig
-from .families import CONFIGS, arch_of, choose_config, families_for, sm90_stages
+from .families import CONFIGS, arch_of, choose_config, families_for, takes
 from .selection import Target, select_kernel
 from .spec import KernelSpec
 from .waves import choose_raster, expected_time, tiles
 
 #: Swizzles that CUTLASS's scheduler knows.
 SWIZZLES = (1, 2, 4, 8)
-#: Fewer stages do not overlap loads with products.
-_LEAST_STAGES = 2
 
 
 @dataclass(frozen=True)
@@ -133,8 +131,9 @@ def _fitting(tree: EpilogueTree, request: Request, target: Target) -> Iterator[t
         for config in CONFIGS[family]:
             if family == "sm80":
                 chosen = choose_config(family, addressing, tree, target.multiprocessors)
-                config = dataclasses.replace(config, stages=chosen.stages if chosen else config.stages)
-            elif family == "sm90" and sm90_stages(config, tree, addressing.access) < _LEAST_STAGES:
+                assert isinstance(chosen, KernelConfig)
+                config = dataclasses.replace(config, stages=chosen.stages)
+            elif not takes(config, tree, addressing):
                 continue
             empty = False
             yield family, addressing, config
@@ -142,7 +141,7 @@ def _fitting(tree: EpilogueTree, request: Request, target: Target) -> Iterator[t
 
 def _swizzles(family: str, config: KernelConfig, problem: Addressing, multiprocessors: int) -> tuple[int, ...]:
     """The swizzles to try, the model's first."""
-    if family == "sm80":  # where it is compiled in
+    if family != "sm90":  # compiled in, or none
         return (config.swizzle,)
     first = choose_raster(config, problem, multiprocessors)
     least = -(-tiles(config, problem) // multiprocessors)

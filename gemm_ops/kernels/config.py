@@ -99,7 +99,7 @@ SM90_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm90", (64, 96, 128), (1, 1), "pingpong", pace=0.744),
     KernelConfig("sm90", (64, 96, 128), (2, 1), "pingpong", pace=0.72),
     KernelConfig("sm90", (64, 32, 128), (1, 1), "pingpong", pace=1.54),
-    KernelConfig("sm90", (128, 160, 64), (2, 1), "pingpong", swizzle_tall=8, pace=0.404, startup=0.15),
+    KernelConfig("sm90", (128, 160, 64), (2, 1), "pingpong", swizzle_tall=8, pace=0.408, startup=0.15),
     KernelConfig("sm90", (128, 160, 64), (2, 1), "cooperative", swizzle=2, pace=0.447),
     KernelConfig("sm90", (128, 208, 64), (2, 1), "cooperative", swizzle=2, pace=0.439),
     KernelConfig("sm90", (160, 64, 64), (1, 2), "pingpong", pace=0.6, swapped=True),

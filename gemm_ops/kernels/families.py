@@ -54,9 +54,9 @@ def arch_of(family: str, compute_capability: tuple[int, int]) -> str:
 def choose_config(family: str, problem: Addressing, tree: EpilogueTree, multiprocessors: int) -> KernelConfig | str:
     """The configuration that is expected to be fastest; why the family has none, in words, if it has none."""
     if family == "skinny":
-        if problem.m > _FEW_ROWS:
-            return f"it has {problem.m} rows, and skinny kernels are for {_FEW_ROWS} at the most"
-        return next(config for config in SKINNY_CONFIGS if problem.m <= config.tile[0])
+        few = [config for config in SKINNY_CONFIGS if takes(config, tree, problem)]
+        none = f"it has {problem.m} rows, and skinny kernels are for {_FEW_ROWS} at the most"
+        return min(few, key=lambda config: expected_time(config, 1, problem, tree, multiprocessors), default=none)
     if family == "sm80":
         large, small = SM80_CONFIGS
         config = large if tiles(large, problem) >= multiprocessors else small
@@ -64,10 +64,9 @@ def choose_config(family: str, problem: Addressing, tree: EpilogueTree, multipro
             # cp.async moves at least 4 bytes; what moves less goes through registers, two stages deep
             config = dataclasses.replace(config, stages=2)
         return config
-    access = problem.access
-    fitting = [config for config in SM90_CONFIGS if takes(config, tree, access, stages=3)]
+    fitting = [config for config in SM90_CONFIGS if takes(config, tree, problem, stages=3)]
     if not fitting:
-        fitting = [config for config in SM90_CONFIGS if takes(config, tree, access)]
+        fitting = [config for config in SM90_CONFIGS if takes(config, tree, problem)]
     rasters = {config: choose_raster(config, problem, multiprocessors) for config in fitting}
     best = min(
         fitting,
@@ -79,8 +78,11 @@ def choose_config(family: str, problem: Addressing, tree: EpilogueTree, multipro
     return dataclasses.replace(best, swizzle=rasters[best])
 
 
-def takes(config: KernelConfig, tree: EpilogueTree, access: Access, *, stages: int = 2) -> bool:
-    """Whether an SM90 configuration can compute a tree whose matrices are reached in a way, so many stages deep."""
+def takes(config: KernelConfig, tree: EpilogueTree, problem: Addressing, *, stages: int = 2) -> bool:
+    """Whether a configuration is for a problem, and can compute the tree with so many stages (SM90)."""
+    if config.family != "sm90":
+        return config.family == "sm80" or problem.m <= min(config.tile[0], _FEW_ROWS)
+    access = problem.access
     if config.swapped and any((*access.operands, *access.outputs)):
         return False
     return sm90_stages(config, tree, access) >= stages

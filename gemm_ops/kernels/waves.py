@@ -33,6 +33,10 @@ from epilogues.tree import EpilogueTree, Kind
 from ..addressing import Addressing
 from .config import KernelConfig
 
+# Of skinny kernels: microseconds of a launch, and bytes per microsecond and multiprocessor that two blocks of eight
+# warps, or as many warps, read.  Fitted to 1x4096x4096, 1x11008x4096, 16x4096x11008 and 1x1024x1024.
+_SKINNY_LAUNCH, _SKINNY_RATE, _SKINNY_WARPS = 3.2, 27_000, 16
+
 #: The area that paces are for.
 _AREA = 128 * 128
 #: Microseconds of a launch.
@@ -89,6 +93,8 @@ def expected_time(
     Args:
         tree: the epilogue, resolved.
     """
+    if config.family == "skinny":
+        return _reading_time(config, problem, multiprocessors)
     access = problem.access
     amounts = (
         1,
@@ -112,3 +118,14 @@ def expected_time(
     whole = math.ceil(exact)
     waves = exact + (whole - exact) * min(1, _FEW_WAVES / whole)
     return _LAUNCH + config.startup * products + waves * tile
+
+
+def _reading_time(config: KernelConfig, problem: Addressing, multiprocessors: int) -> float:
+    """Of a skinny kernel: what reading the weight takes, in waves of as many blocks as run at a time."""
+    rows = config.tile[1] * -(-problem.m // config.tile[0])
+    blocks = -(-problem.n // config.tile[1]) * -(-problem.m // config.tile[0]) * problem.batch
+    slots = multiprocessors * _SKINNY_WARPS // config.split_k
+    # blocks do not wait for each other: the last wave is read faster the less of it there is
+    waves = (blocks / slots + -(-blocks // slots)) / 2
+    bytes_of_wave = slots / multiprocessors * rows * problem.k * 2
+    return _SKINNY_LAUNCH + waves * bytes_of_wave / _SKINNY_RATE

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .errors import one_line
 from .timing import Contender, calibrate, sample_cpu, sample_cuda
 
 GRAPH, EVENTS, CLOCK = "CUDA graph", "events around calls", "clock"
@@ -95,8 +96,12 @@ def prepare(contender: Contender, *, copies: int, device: str) -> Prepared:
         try:
             return _prepare_graph(contender, copies)
         except RuntimeError as error:
+            # the end of a capture that was broken off raises as well, in front of what broke it off
+            cause = error.__context__ or error
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
             torch.cuda.synchronize()
-            note = f"it cannot be captured: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            note = f"it cannot be captured: {one_line(cause)}"
         calls, host_seconds = calibrate(contender, copies, device)
         return Prepared(
             lambda: sample_cuda(contender, calls, copies, device, host_seconds) * 1e6,

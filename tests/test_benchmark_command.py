@@ -75,6 +75,48 @@ def test_a_cpu_takes_small_shapes_of_every_group_and_says_so(capsys: pytest.Capt
         assert f"\n{group}\n" in out
 
 
+def test_calls_walk_through_copies_that_a_cache_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As on a GPU: a layer, x, operands and product of each copy, in memory of its own with the same numbers."""
+    seen: list[Setting] = []
+    original = runner.make_setting
+
+    def make_setting(problem: suite.Problem, **named: Any) -> Setting:
+        seen.append(original(problem, **named))
+        return seen[-1]
+
+    monkeypatch.setattr(runner, "make_setting", make_setting)
+    monkeypatch.setattr(runner, "cache_bytes", lambda device: 2**16)
+    path = tmp_path / "run.json"
+    assert run(capsys, *SMALL, "--json", str(path))[0] == 0
+    found = json.loads(path.read_text())
+    assert found["settings"]["cache"] == "cold"
+    for entry, setting in zip(found["entries"], seen, strict=True):
+        assert entry["cold"] and entry["copies"] == len(setting.copies) == len(setting.layers) > 2
+        tensors = [
+            [inputs.a, layer.weight, layer.bias, *(v for v in inputs.operands.values() if isinstance(v, torch.Tensor))]
+            for inputs, layer in zip(setting.copies, setting.layers, strict=True)
+        ] + [list(pair) for pair in setting.rounded]
+        addresses = [tensor.data_ptr() for copy in tensors for tensor in copy]
+        shared = sum("bias" in inputs.operands for inputs in setting.copies)  # a layer's bias is its operand
+        assert len(set(addresses)) == len(addresses) - shared
+        for copy in setting.copies[1:]:
+            assert torch.equal(copy.a, setting.copies[0].a) and torch.equal(copy.b, setting.copies[0].b)
+        assert len(setting.rounded) == (entry["copies"] if entry["group"] == "misaligned" else 0)
+
+
+def test_warm_calls_use_the_same_tensors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runner, "cache_bytes", lambda device: 2**16)
+    path = tmp_path / "run.json"
+    code, out, _ = run(capsys, *SMALL, "--warm", "--json", str(path))
+    found = json.loads(path.read_text())
+    assert code == 0 and "every call uses the same tensors (warm)" in out and found["settings"]["cache"] == "warm"
+    assert {(entry["copies"], entry["cold"]) for entry in found["entries"]} == {(1, False)}
+
+
 def test_our_own_measure_of_slow_and_fast_is_kept_in_series() -> None:
     prepared = dict.fromkeys(("fused", "eager", "compile", "mm", "rounded-mm"))
     series = lambda shape: runner._series(suite.problems([shape], ["gate"])[0], prepared)  # type: ignore[arg-type] # noqa: E731

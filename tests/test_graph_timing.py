@@ -100,6 +100,37 @@ def test_on_a_cpu_the_clock_is_read() -> None:
     assert prepared.how == CLOCK and seen == {0, 1, 2} and 0 < prepared.sample() < 1e6
 
 
+class _NoDevice:
+    """In the place of ``torch.cuda.device``."""
+
+    def __init__(self, device: object) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+
+@pytest.mark.parametrize("broken_off_by", [KeyboardInterrupt(), ValueError("it draws\nnumbers")])
+def test_what_breaks_a_capture_off_is_told_and_an_interrupt_is_one(
+    broken_off_by: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(*_: object) -> None:
+        try:
+            raise broken_off_by
+        finally:
+            raise RuntimeError("the capture is invalid")  # as the end of one says then
+
+    monkeypatch.setattr(graph_timing, "capture", capture)
+    monkeypatch.setattr(graph_timing, "calibrate", lambda *_: (4, 0.0))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", _NoDevice)
+    if isinstance(broken_off_by, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            prepare(lambda index: None, copies=1, device="cuda")
+    else:
+        prepared = prepare(lambda index: None, copies=1, device="cuda")
+        assert (prepared.how, prepared.calls) == (EVENTS, 4)
+        assert prepared.note == "it cannot be captured: ValueError: it draws numbers"
+
+
 def _writes_all_but(missing: int) -> Callable[[], dict[str, torch.Tensor]]:
     memory = torch.zeros(8, 8, dtype=torch.bfloat16)
 

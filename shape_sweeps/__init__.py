@@ -5,6 +5,7 @@
     $ python -m shape_sweeps explain residual --shape 4096,4096,4096          # or M,N: without a GEMM
     $ python -m shape_sweeps build --shapes suite --device h200 --pack kernels.tar.xz
     $ python -m shape_sweeps unpack kernels.tar.xz
+    $ python -m shape_sweeps tune --shapes suite --epilogues bias_gelu --dtypes bf16
     $ python -m shape_sweeps list
 
 The rooms, along the way of a case::
@@ -27,6 +28,7 @@ and around it, for the command line::
     options, commands   what can be asked for, and what is then done
     explain_command     the report whether fusing an epilogue pays, which :mod:`gemm_ops.explain` makes
     build_command       kernels ahead of time, for devices that are not there; bundles of them
+    tune_command        which kernels are fastest, measured and kept
     outputs, streams    files that results go to; standard output, which may be closed, full or a broken pipe
     memory              which cases do not fit in it
 

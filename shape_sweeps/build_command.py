@@ -192,12 +192,17 @@ def plan(
 def _calls(case: Case, epilogue: ep.Epilogue, padded: bool) -> list[tuple[Inputs, bool]]:
     """Inputs, and whether outputs are to lie in padded rows: contiguous first, then what differs from it."""
     inputs = placeholder_inputs(case, epilogue)
-    wide = any(padded_pitch((case.m, case.n), dtype) for dtype in output_dtypes(case, epilogue).values())
-    ways = [(False, True) if padded and can else (False,) for can in (_pads(inputs.a), _pads(inputs.b), wide)]
     return [
         (replace(inputs, a=_in_rows(inputs.a, pad_a), b=_in_rows(inputs.b, pad_b)), pad_output)
-        for pad_a, pad_b, pad_output in itertools.product(*ways)
+        for pad_a, pad_b, pad_output in paddings(case, epilogue, inputs, padded)
     ]
+
+
+def paddings(case: Case, epilogue: ep.Epilogue, inputs: Inputs, padded: bool) -> list[tuple[bool, bool, bool]]:
+    """Whether x, weight and outputs lie in padded rows, contiguous first; of what is the same padded, not twice."""
+    wide = any(padded_pitch((case.m, case.n), dtype) for dtype in output_dtypes(case, epilogue).values())
+    ways = [(False, True) if padded and can else (False,) for can in (_pads(inputs.a), _pads(inputs.b), wide)]
+    return [(a, b, output) for a, b, output in itertools.product(*ways)]
 
 
 def _pads(matrix: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The entry of the command line: ``python -m shape_sweeps run``, ``build``, ``unpack``, ``explain`` and ``list``.
+"""The entry of the command line: ``python -m shape_sweeps run``, ``build``, ``tune``, ``explain`` ...
 
     >>> main(["run", "--quick"])
     0
@@ -68,6 +68,8 @@ def _main(arguments: Sequence[str], stdout: Stream) -> int:
             return commands.build(chosen)
         if chosen.command == "unpack":
             return commands.unpack(chosen)
+        if chosen.command == "tune":
+            return commands.tune(chosen)
         return commands.run(chosen, arguments, stdout)
     except InputError as error:
         complain(error)

@@ -108,7 +108,7 @@ def read_targets(options: argparse.Namespace) -> tuple[Target, ...]:
                 "--device: there is no CUDA device here to build for: name one, such as --device h200 or --arch sm_90"
             )
         devices.append(present)
-    found = {Target(device.capability, device.multiprocessors): None for device in devices}
+    found = {Target(device.capability, device.multiprocessors, device.driver_name): None for device in devices}
     for name in split_list(options.arch, "--arch") if options.arch else ():
         found[_target_of(name, devices, options.multiprocessors)] = None
     if options.multiprocessors and not options.arch:

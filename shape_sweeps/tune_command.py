@@ -213,7 +213,7 @@ def _list_candidates(
     seen: set[Key] = set()
     rows: list[tuple[str, str, float, bool]] = []
     for wanted in _wanted(cases, epilogues, options):
-        call, case = wanted.make(placeholder_inputs), wanted.case
+        call = wanted.make(placeholder_inputs)
         if refusal := problem_refusal(call.problem, len(call.operands), len(call.tree.outputs)):
             refused[refusal] += 1
             continue
@@ -228,8 +228,7 @@ def _list_candidates(
         seen.add(key)
         for each in rank_candidates(call.tree, call.problem.element, call.request, target, most=options.most):
             kernels[each.spec.key] = each.spec
-            title = f"{case.shape} {case.dtype} {call.epilogue.name}"
-            rows.append((title, each.name, each.expected, find_library(each.spec) is not None))
+            rows.append((wanted.title, each.name, each.expected, find_library(each.spec) is not None))
     tune_report.print_candidates(console, rows)
     for reason, calls in refused.items():
         console.print(f"nothing to measure of {count(calls, 'call')}: {report.shorten(reason)}", soft_wrap=True)

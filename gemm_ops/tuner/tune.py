@@ -18,6 +18,7 @@ import itertools
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -364,7 +365,11 @@ def tune_if_asked(call: Call) -> bool:
     with _tuning:
         if key not in _tried and known.find(*key) is None:  # another thread may have
             _tried.add(key)  # whatever comes of it: no call is to try again
-            keep(_tune(call))
+            try:
+                keep(_tune(call))
+            except RuntimeError as error:  # no memory for copies, say: the call itself may well be computed
+                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                warnings.warn(f"a call is not tuned: {reason}", RuntimeWarning, stacklevel=2)
     return False
 
 

@@ -8,8 +8,8 @@
 
 First the kernels of all problems are built, in parallel, those that the wave model likes best before the others; then
 problems are measured one by one (:mod:`gemm_ops.tuner`), each result kept as soon as it is there.  Of problems and
-epilogues of one class the first is measured.  What the user's file has already is not measured again, so that a run
-which was too short, or interrupted, goes on where it ended; ``--again`` measures all.
+epilogues of one class the first is measured.  What the user's file has already, with all its kernels, is not measured
+again, so that a run which was too short, or interrupted, goes on where it ended; ``--again`` measures all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gemm_ops.outputs import empty_padded
 from gemm_ops.product_gradients import is_slow
 from gemm_ops.tuner import known, tune
 from gemm_ops.tuner.classes import ProblemClass, problem_class, tree_class
-from gemm_ops.tuner.records import Measured, RecordError, write_records
+from gemm_ops.tuner.records import NOT_BUILT, Measured, RecordError, write_records
 
 from . import memory, report, tune_report
 from .build_command import paddings
@@ -53,7 +53,7 @@ from .outputs import Output, prepare
 EXIT_CODES = """\
 exit codes:
   0    every problem is measured, or was before
-  1    a problem could not be measured, was not reached within --seconds, or a kernel failed (all others are kept)
+  1    a problem could not be measured, --seconds were too few for it or its kernels, or a kernel failed (others are kept)
   2    bad input, no GPU to measure on, or a file that cannot be read or written: one line on standard error
   130  interrupted (Ctrl-C), after the table of what was measured; that is kept
 """
@@ -330,7 +330,7 @@ class _Run(tune.Watch):
         self.progress.not_built(kernel.title)
 
     def dropped(self, task: tune.Task, name: str, reason: str) -> None:
-        if reason != tune.NOT_BUILT:
+        if reason != NOT_BUILT:
             self.failed = True
             self.progress.say(f"dropped {name} of {task.title}: {report.shorten(one_line(reason))}")
 
@@ -371,11 +371,13 @@ def _measure(
         console.print(f"not measured, {count(problems, 'problem')}: {report.shorten(reason)}", soft_wrap=True)
     missed = len(planned) - reached
     summary = f"{count(len(state.measured), 'problem')} measured"
+    if partial := sum(not each.is_whole for each in state.measured):
+        summary += f", {partial} of them without kernels that were not built in time"
     if interrupted:
         console.print(f"{summary}; interrupted, {missed} not reached")
         return INTERRUPTED
     console.print(summary + (f", {missed} not reached within {seconds:g} s: run it again" if missed else ""))
-    return FAILURE if state.failed or missed else OK
+    return FAILURE if state.failed or missed or partial else OK
 
 
 def _plan(
@@ -400,12 +402,18 @@ def _plan(
             state.refuse(one_line(task))
         elif task.key in planned:
             continue
-        elif not options.again and task.key in known.users_results(task.problem.device):
+        elif not options.again and _is_done(task):
             state.refuse("it was measured before; --again measures it anew", failed=False)
         else:
             planned[task.key] = wanted
             kernels.append(task.specs)
     return kernels
+
+
+def _is_done(task: tune.Task) -> bool:
+    """Whether the user's file has all there is to measure."""
+    found = known.users_results(task.problem.device).get(task.key)
+    return found is not None and found.is_whole
 
 
 def _measure_one(wanted: Wanted, most: int, seconds: float, state: _Run) -> None:

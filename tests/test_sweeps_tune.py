@@ -118,6 +118,14 @@ def test_measures_each_class_once(device: list[str], capsys: pytest.CaptureFixtu
     assert code == 0 and len(device) == 3
 
 
+def test_what_was_not_built_in_time_is_measured_again(device: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "64x64x64", *ONE)
+    (record,) = known.users_results(H200.name).values()
+    known.remember([dataclasses.replace(record, dropped={"c": "not built", "d": "wrong"})])
+    code, out, _ = run(capsys, "64x64x64", *ONE)
+    assert code == 0 and len(device) == 2 and out.splitlines()[-1] == "1 problem measured"
+
+
 def test_what_fails_costs_itself_only(device: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "13x64x64,64x64x64", *ONE)
     assert code == 1 and len(device) == 2 and "13x64x64 bf16 bias_gelu: RuntimeError: out of luck" in out

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..autocast import without_autocast
 from ..build.buildable import Buildable
 from ..build.cache import find_library
-from ..build.compiler import build_kernels
+from ..build.compiler import build_kernels, raise_failure
 from ..dispatch import Call, multiprocessor_count, target_of
 from ..elementwise_call import Walk
 from ..errors import BuildError, LaunchError
@@ -55,13 +55,11 @@ from .contenders import (
 )
 from .context import seconds_of_tuning, way_of_tuning
 from .measuring import Stopwatch, measure_in_rounds
-from .records import BY_OPERATIONS, TWO_PASSES, Measured, pick_best
+from .records import BY_OPERATIONS, NOT_BUILT, TWO_PASSES, Measured, pick_best
 from .stopwatch import CudaStopwatch, copies_of_weight
 
 #: How many kernels of a problem are built at most.
 MOST = 12
-#: Why a kernel is not measured that nobody built.
-NOT_BUILT = "not built"
 #: Of the seconds that tuning at a call may take, what goes to rounds at most, and at least.
 _MOST_SECONDS_OF_ROUNDS, _LEAST_SECONDS_OF_ROUNDS = 5.0, 0.5
 #: Of them, the share after which no further build begins.
@@ -253,12 +251,12 @@ def _right_ones(task: Task, watch: Watch) -> list[Contender]:
         if built[each.spec.key]:
             makers[each.name] = lambda each=each: fused_contender(call, each, multiprocessors)  # type: ignore[misc]
         else:
-            _drop(task, watch, each.name, NOT_BUILT)
+            _drop(task, watch, each.name, _why_not_built(each.spec))
     if (tail := task.tail) is not None:
         if built[tail.spec.key]:
             makers[TWO_PASSES] = lambda: two_passes_contender(call, tail)
         else:
-            _drop(task, watch, TWO_PASSES, NOT_BUILT)
+            _drop(task, watch, TWO_PASSES, _why_not_built(tail.spec))
     ready = []
     for name, make in makers.items():
         try:
@@ -272,6 +270,14 @@ def _right_ones(task: Task, watch: Watch) -> list[Contender]:
         else:
             ready.append(contender)
     return [*ready, reference]
+
+
+def _why_not_built(spec: Buildable) -> str:
+    try:
+        raise_failure(spec)
+    except BuildError as error:
+        return f"cannot be built: {str(error).partition(chr(10))[0]}"
+    return NOT_BUILT
 
 
 def _is_there(spec: Buildable) -> bool:

@@ -28,7 +28,7 @@ and around it, for the command line::
     options, commands   what can be asked for, and what is then done
     explain_command     the report whether fusing an epilogue pays, which :mod:`gemm_ops.explain` makes
     build_command       kernels ahead of time, for devices that are not there; bundles of them
-    tune_command        which kernels are fastest, measured and kept
+    tune_command        which kernels are fastest, measured and kept; tune_calls, tune_report: of what, and in print
     outputs, streams    files that results go to; standard output, which may be closed, full or a broken pipe
     memory              which cases do not fit in it
 

@@ -17,43 +17,37 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 import epilogues as ep
-from epilogues.gradients.backward import ACCUMULATOR
 from gemm_ops import BuildError
 from gemm_ops.build.buildable import Buildable
 from gemm_ops.build.cache import find_library
-from gemm_ops.dispatch import Call, bind_call
 from gemm_ops.explain import DEVICES, Device, find_device, present_device
 from gemm_ops.explain.units import count
-from gemm_ops.gradients import storing_forward
 from gemm_ops.kernels.candidates import rank_candidates
 from gemm_ops.kernels.selection import Target, problem_refusal
-from gemm_ops.outputs import empty_padded
-from gemm_ops.product_gradients import is_slow
 from gemm_ops.tuner import known, tune
 from gemm_ops.tuner.classes import ProblemClass, problem_class, tree_class
 from gemm_ops.tuner.records import NOT_BUILT, Measured, RecordError, write_records
 
 from . import memory, report, tune_report
-from .build_command import paddings
 from .cases import Case
 from .cli import BAD_INPUT, FAILURE, INTERRUPTED, OK, complain
 from .environment import choose_device as choose_present_device
 from .errors import InputError, OutputError, one_line
-from .inputs import Inputs, make_inputs, placeholder_inputs
+from .inputs import make_inputs, placeholder_inputs
 from .outputs import Output, prepare
+from .tune_calls import Wanted, wanted_calls
 
 EXIT_CODES = """\
 exit codes:
   0    every problem is measured, or was before
-  1    a problem could not be measured, --seconds were too few for it or its kernels, or a kernel failed (others are kept)
+  1    a problem could not be measured, --seconds were too few for it or its kernels, or a kernel failed
   2    bad input, no GPU to measure on, or a file that cannot be read or written: one line on standard error
   130  interrupted (Ctrl-C), after the table of what was measured; that is kept
 """
@@ -212,7 +206,7 @@ def _list_candidates(
     refused: Counter[str] = Counter()
     seen: set[Key] = set()
     rows: list[tuple[str, str, float, bool]] = []
-    for wanted in _wanted(cases, epilogues, options):
+    for wanted in wanted_calls(cases, epilogues, training=options.training, padded=options.padded):
         call = wanted.make(placeholder_inputs)
         if refusal := problem_refusal(call.problem, len(call.operands), len(call.tree.outputs)):
             refused[refusal] += 1
@@ -238,76 +232,6 @@ def _list_candidates(
         f"{count(len(kernels), 'kernel')}, {missing} to build"
     )
     return OK if rows else FAILURE
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One call to be measured, whose tensors are made when it is its turn, and live no longer.
-
-    Attributes:
-        case: shape, dtype, device.
-        epilogue: its epilogue.
-        padded: whether x, weight and outputs lie in padded rows.
-        kind: "forward"; "recorded", with what the backward reads; or a product of the backward, for "a" or "b".
-    """
-
-    case: Case
-    epilogue: ep.Epilogue
-    padded: tuple[bool, bool, bool]
-    kind: str
-
-    @property
-    def title(self) -> str:
-        """The call in words."""
-        where = ", ".join(name for name, padded in zip(("x", "weight", "D"), self.padded, strict=True) if padded)
-        kind = {"forward": "", "recorded": " recorded"}.get(self.kind, f" gradient of {self.kind}")
-        return f"{self.case.shape} {self.case.dtype} {self.case.epilogue}{kind}" + (where and f", padded {where}")
-
-    def make(self, fill: Callable[[Case, ep.Epilogue], Inputs]) -> Call:
-        """The call, of tensors that ``fill`` makes."""
-        inputs = fill(self.case, self.epilogue)
-        a, weight = (_in_rows(matrix, pad) for matrix, pad in zip((inputs.a, inputs.b), self.padded, strict=False))
-        b = weight.t() if inputs.operation == "linear" else weight
-        with torch.no_grad():
-            if self.kind in ("forward", "recorded"):
-                epilogue = self.epilogue if self.kind == "forward" else self._recorded(inputs, a.dtype)
-                return bind_call(a, b, epilogue, inputs.operands, None, padded_output=self.padded[2])
-            grad = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
-            if not grad.is_meta:
-                grad.normal_()
-            turned = (grad.mT, a) if inputs.operation == "linear" else (a.mT, grad)
-            return bind_call(*((grad, b.mT) if self.kind == "a" else turned), ep.builders.identity(), {}, None)
-
-    def _recorded(self, inputs: Inputs, dtype: torch.dtype) -> ep.Epilogue:
-        tensors = [name for name in self.epilogue.operands if isinstance(inputs.operands[name], Tensor)]
-        return storing_forward(self.epilogue, (ACCUMULATOR, *tensors), dtype)
-
-
-def _in_rows(matrix: Tensor, padded: bool) -> Tensor:
-    if not padded:
-        return matrix
-    rows = empty_padded(matrix.shape, dtype=matrix.dtype, device=matrix.device)
-    return rows.copy_(matrix)
-
-
-def _wanted(
-    cases: Sequence[Case], epilogues: Mapping[str, ep.Epilogue], options: argparse.Namespace
-) -> Iterator[Wanted]:
-    """Every call that the cases ask for."""
-    kinds = ("forward", "recorded", "a", "b") if options.training else ("forward",)
-    for case in cases:
-        epilogue = epilogues[case.epilogue]
-        nowhere = replace(case, device="meta")
-        for padded in paddings(case, epilogue, placeholder_inputs(nowhere, epilogue), options.padded):
-            for kind in kinds:
-                wanted = Wanted(case, epilogue, padded, kind)
-                if kind in ("forward", "recorded") or _is_fused(replace(wanted, case=nowhere).make(placeholder_inputs)):
-                    yield wanted
-
-
-def _is_fused(call: Call) -> bool:
-    """Whether a product of the backward is not PyTorch's to compute."""
-    return call.a.element_size() == 2 and is_slow(call.a, call.b)
 
 
 @dataclass
@@ -389,7 +313,7 @@ def _plan(
 ) -> list[tuple[Buildable, ...]]:
     """The kernels to build of each problem; ``planned`` gets what is to be measured, one of each class."""
     kernels = []
-    for wanted in _wanted(cases, epilogues, options):
+    for wanted in wanted_calls(cases, epilogues, training=options.training, padded=options.padded):
         try:
             if too_large := memory.shortage(wanted.case, wanted.epilogue):
                 state.refuse(too_large)

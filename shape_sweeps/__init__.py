@@ -6,6 +6,7 @@
     $ python -m shape_sweeps build --shapes suite --device h200 --pack kernels.tar.xz
     $ python -m shape_sweeps unpack kernels.tar.xz
     $ python -m shape_sweeps benchmark --peers no-compile --json run.json --markdown table.md
+    $ python -m shape_sweeps tune --shapes suite --epilogues bias_gelu --dtypes bf16
     $ python -m shape_sweeps list
 
 The rooms, along the way of a case::
@@ -31,6 +32,7 @@ and around it, for the command line::
     benchmark/          the suite against all its peers, and its targets; timed by
       graph_timing      CUDA graphs in interleaved rounds
       host_timing       what a call takes of the host
+    tune_command        which kernels are fastest, measured and kept; tune_calls, tune_report: of what, and in print
     outputs, streams    files that results go to; standard output, which may be closed, full or a broken pipe
     memory              which cases do not fit in it
 

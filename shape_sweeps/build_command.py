@@ -108,7 +108,7 @@ def read_targets(options: argparse.Namespace) -> tuple[Target, ...]:
                 "--device: there is no CUDA device here to build for: name one, such as --device h200 or --arch sm_90"
             )
         devices.append(present)
-    found = {Target(device.capability, device.multiprocessors): None for device in devices}
+    found = dict.fromkeys(map(_target_like, devices))
     for name in split_list(options.arch, "--arch") if options.arch else ():
         found[_target_of(name, devices, options.multiprocessors)] = None
     if options.multiprocessors and not options.arch:
@@ -126,12 +126,17 @@ def _target_of(name: str, devices: Sequence[Device], multiprocessors: int | None
     capability = int(match[1]), int(match[2])
     if multiprocessors is not None:
         return Target(capability, multiprocessors)
-    counts = [device.multiprocessors for device in (*devices, *DEVICES.values()) if device.capability == capability]
-    if not counts and families_for(capability):
+    alike = [device for device in (*devices, *DEVICES.values()) if device.capability == capability]
+    if not alike and families_for(capability):
         raise InputError(
             f"--arch: no device of {name} is known here: give its number of multiprocessors with --multiprocessors"
         )
-    return Target(capability, counts[0] if counts else 1)
+    return _target_like(alike[0]) if alike else Target(capability, 1)
+
+
+def _target_like(device: Device) -> Target:
+    """What matters of a device; by its name, what was measured on it."""
+    return Target(device.capability, device.multiprocessors, device.driver_name)
 
 
 def _name(target: Target) -> str:
@@ -192,12 +197,17 @@ def plan(
 def _calls(case: Case, epilogue: ep.Epilogue, padded: bool) -> list[tuple[Inputs, bool]]:
     """Inputs, and whether outputs are to lie in padded rows: contiguous first, then what differs from it."""
     inputs = placeholder_inputs(case, epilogue)
-    wide = any(padded_pitch((case.m, case.n), dtype) for dtype in output_dtypes(case, epilogue).values())
-    ways = [(False, True) if padded and can else (False,) for can in (_pads(inputs.a), _pads(inputs.b), wide)]
     return [
         (replace(inputs, a=_in_rows(inputs.a, pad_a), b=_in_rows(inputs.b, pad_b)), pad_output)
-        for pad_a, pad_b, pad_output in itertools.product(*ways)
+        for pad_a, pad_b, pad_output in paddings(case, epilogue, inputs, padded)
     ]
+
+
+def paddings(case: Case, epilogue: ep.Epilogue, inputs: Inputs, padded: bool) -> list[tuple[bool, bool, bool]]:
+    """Whether x, weight and outputs lie in padded rows, contiguous first; of what is the same padded, not twice."""
+    wide = any(padded_pitch((case.m, case.n), dtype) for dtype in output_dtypes(case, epilogue).values())
+    ways = [(False, True) if padded and can else (False,) for can in (_pads(inputs.a), _pads(inputs.b), wide)]
+    return [(a, b, output) for a, b, output in itertools.product(*ways)]
 
 
 def _pads(matrix: Tensor) -> bool:
@@ -218,7 +228,9 @@ def run(options: argparse.Namespace, cases: Sequence[Case], epilogues: Mapping[s
     pack = None if options.pack is None else _prepare_pack(options.pack)
     planned = plan(cases, epilogues, targets, training=options.training, padded=options.padded)
     console = report.make_console()
-    where = ", ".join(f"{_name(target)} ({target.multiprocessors} multiprocessors)" for target in targets)
+    where = ", ".join(
+        dict.fromkeys(f"{_name(target)} ({target.multiprocessors} multiprocessors)" for target in targets)
+    )
     for_cases = f"{count(len(planned.kernels), 'kernel')} for {count(len(cases), 'case')}"
     console.print(f"shape-sweeps: {for_cases} on {where}", soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""The entry of the command line: ``python -m shape_sweeps run``, ``benchmark``, ``explain`` and the others.
+"""The entry of the command line: ``python -m shape_sweeps run``, ``benchmark``, ``tune``, ``explain`` and the others.
 
     >>> main(["run", "--quick"])
     0
@@ -70,6 +70,8 @@ def _main(arguments: Sequence[str], stdout: Stream) -> int:
             return commands.build(chosen)
         if chosen.command == "unpack":
             return commands.unpack(chosen)
+        if chosen.command == "tune":
+            return commands.tune(chosen)
         return commands.run(chosen, arguments, stdout)
     except InputError as error:
         complain(error)

@@ -1,6 +1,7 @@
 """What the commands do: ``run`` a sweep and write its results, ``explain`` one epilogue, ``list`` the choices.
 
-``build`` and ``unpack`` are in :mod:`.build_command`, ``benchmark`` is in :mod:`.benchmark`.
+``build`` and ``unpack`` are in :mod:`.build_command`, ``tune`` is in :mod:`.tune_command`, ``benchmark`` in
+:mod:`.benchmark`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from . import build_command, cases, explain_command, export, plots, report
+from . import build_command, cases, explain_command, export, plots, report, tune_command
 from .benchmark import command as benchmark_command
 from .catalogue import FORMULAS
 from .cli import BAD_INPUT, FAILURE, INTERRUPTED, OK
 from .environment import describe
 from .errors import ReportLost
-from .options import select, select_for_build
+from .options import select, select_for_build, select_for_tuning
 from .outputs import Output, check_distinct, prepare, write_or_complain
 from .records import PASSED, Sweep
 from .runner import run_sweep
@@ -99,6 +100,18 @@ def unpack(options: argparse.Namespace) -> int:
         InputError: if the file is no bundle, or cannot be merged.
     """
     return build_command.unpack(options)
+
+
+def tune(options: argparse.Namespace) -> int:
+    """``tune``.
+
+    Raises:
+        InputError: before anything is measured.
+    """
+    if not tune_command.wants_cases(options):
+        return tune_command.run(options, (), {})
+    device = tune_command.choose_device(options)
+    return tune_command.run(options, *select_for_tuning(options, device))
 
 
 def list_choices() -> int:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import epilogues as ep
 
-from . import build_command, cases, explain_command
+from . import build_command, cases, explain_command, tune_command
 from .benchmark import command as benchmark_command
 from .catalogue import FORMULAS, parse_epilogues
 from .cli import EXIT_CODES
@@ -37,7 +37,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = root.add_subparsers(dest="command", required=True, metavar="run|list|benchmark|explain|build|unpack")
+    names = "run|list|benchmark|explain|build|unpack|tune"
+    commands = root.add_subparsers(dest="command", required=True, metavar=names)
     run = commands.add_parser(
         "run",
         help="run a sweep",
@@ -112,6 +113,23 @@ def parser() -> argparse.ArgumentParser:
         description="Merge a bundle of built kernels into this machine's cache; no nvcc and no device need be there.",
     )
     build_command.add_unpack_arguments(unpack)
+    tune = commands.add_parser(
+        "tune",
+        help="measure which kernels are fastest",
+        description="Measure the kernels of shapes x dtypes x epilogues on this machine's CUDA device, and keep what is"
+        " fastest for the calls to come.",
+        epilog=tune_command.EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_cases(tune, "suite")
+    tune_command.add_arguments(tune)
+    tune.set_defaults(backend="auto")  # which of them is fastest is the question
+    add = tune.add_argument
+    add("--seconds", type=_seconds, metavar="S", help="for all of it, builds included (default: no limit)")
+    add(
+        "--most", type=_jobs, default=tune_command.MOST, metavar="N", help="kernels of a problem (default: %(default)s)"
+    )
+    add("--jobs", type=_jobs, metavar="N", help="kernels to build at a time (default: one per core)")
     commands.add_parser(
         "list",
         help="print what there is to choose from",
@@ -120,15 +138,15 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def _add_cases(parser: argparse.ArgumentParser) -> None:
-    """What ``run`` and ``build`` have in common: the cases."""
+def _add_cases(parser: argparse.ArgumentParser, default: str = "default") -> None:
+    """What ``run``, ``build`` and ``tune`` have in common: the cases."""
     add = parser.add_argument
     add(
         "--shapes",
         action="append",
         metavar="LIST",
         help=f"sets ({', '.join(SHAPE_SETS)}) and shapes MxNxK, comma-separated; may be repeated"
-        " (default: the set default)",
+        f" (default: the set {default})",
     )
     add("--quick", action="store_true", help="the shape set quick: seconds on two CPU cores")
     add("--dtypes", action="append", metavar="LIST", help=f"{cases.DTYPE_NAMES} (default: bf16,fp16)")
@@ -164,15 +182,26 @@ def select_for_build(options: argparse.Namespace) -> tuple[tuple[cases.Case, ...
     return _select(options, device="meta", seed=0)
 
 
+def select_for_tuning(
+    options: argparse.Namespace, device: str
+) -> tuple[tuple[cases.Case, ...], dict[str, ep.Epilogue]]:
+    """The same of ``tune``.
+
+    Raises:
+        InputError: if one of them makes no sense.
+    """
+    return _select(options, device=device, seed=0, default="suite")
+
+
 def _select(
-    options: argparse.Namespace, *, device: str, seed: int
+    options: argparse.Namespace, *, device: str, seed: int, default: str = "default"
 ) -> tuple[tuple[cases.Case, ...], dict[str, ep.Epilogue]]:
     shapes = list(options.shapes or [])
     if options.quick:
         shapes.append("quick")
     epilogues = parse_epilogues(options.epilogues or ["all"])
     chosen = cases.product(
-        parse_shapes(shapes or ["default"]),
+        parse_shapes(shapes or [default]),
         cases.parse_dtypes(options.dtypes or ["bf16,fp16"]),
         epilogues,
         operation=options.operation,

@@ -105,6 +105,18 @@ class Progressing(Observer):
     def built(self, seconds: float, cached: bool) -> None:
         self.advance("from the cache" if cached else f"built in {seconds:.0f} s")
 
+    def measuring(self, problems: int) -> None:
+        """So many problems are about to be measured."""
+        self.begin("measuring", problems)
+
+    def measured(self, title: str) -> None:
+        """One problem is measured, or cannot be."""
+        self.advance(title)
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._console.print(text, soft_wrap=True)
+
     def not_built(self, title: str) -> None:
         """One kernel could not be built."""
         self._console.print(f"failed {title}", style=_COLOURS[FAILED], soft_wrap=True)

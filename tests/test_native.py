@@ -303,3 +303,27 @@ def test_a_model_trains_alike(fake_kernels: Any) -> None:
         expected = losses()
     with computed_natively(fake_kernels, 10):  # the first step of each layer is Python's
         assert losses() == expected
+
+
+def test_what_tuning_changes_is_decided_anew(fake_kernels: Any) -> None:
+    """A plan counts for one way of tuning, and none when results have come."""
+    from gemm_ops.plan import forget_plans
+
+    def compute() -> Tensor:
+        return gemm_ops.linear(x, weight, "relu")
+
+    x, weight = random(4, 8), random(6, 8)
+    first = compute()
+    with computed_natively(fake_kernels):
+        compute()
+    with gemm_ops.tuning("now"):
+        with computed_natively(fake_kernels, calls=0):
+            compute()
+        with computed_natively(fake_kernels):
+            compute()
+    forget_plans()
+    assert fake_kernels.counts()[:2] == (0, 0)
+    with computed_natively(fake_kernels, calls=0):
+        compute()
+    with computed_natively(fake_kernels):
+        assert torch.equal(compute(), first)

@@ -25,6 +25,7 @@ from shape_sweeps.guards import GuardedOutput
 __all__ = ["fresh", "install"]
 
 H200 = ["--device", "h200"]
+H200_TARGET = Target((9, 0), 132, "NVIDIA H200")
 ONE = ["build", "--shapes", "512x512x512", "--dtypes", "bf16", "--epilogues", "bias_gelu", *H200]
 
 
@@ -120,13 +121,16 @@ def test_padded_rows(device: Target, shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--device", "h200"], [Target((9, 0), 132)]),
-        (["--device", "h200,H100"], [Target((9, 0), 132)]),
-        (["--arch", "sm_90"], [Target((9, 0), 132)]),
-        (["--arch", "sm_90a,90,9.0,compute_90"], [Target((9, 0), 132)]),
-        (["--arch", "sm_90", "--device", "h100-pcie"], [Target((9, 0), 114)]),
+        (["--device", "h200"], [H200_TARGET]),
+        (["--device", "h200,H200,H100"], [H200_TARGET, Target((9, 0), 132, "NVIDIA H100 80GB HBM3")]),
+        (["--arch", "sm_90"], [H200_TARGET]),
+        (["--arch", "sm_90a,90,9.0,compute_90"], [H200_TARGET]),
+        (["--arch", "sm_90", "--device", "h100-pcie"], [Target((9, 0), 114, "NVIDIA H100 PCIe")]),
         (["--arch", "sm_86", "--multiprocessors", "84"], [Target((8, 6), 84)]),
-        (["--arch", "sm_100", "--arch", "80"], [Target((10, 0), 148), Target((8, 0), 108)]),
+        (
+            ["--arch", "sm_100", "--arch", "80"],
+            [Target((10, 0), 148, "NVIDIA B200"), Target((8, 0), 108, "NVIDIA A100-SXM4-40GB")],
+        ),
     ],
 )
 def test_targets(arguments: list[str], expected: list[Target]) -> None:

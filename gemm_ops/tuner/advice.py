@@ -96,14 +96,15 @@ class _Asker:
 
     def by_results(self) -> Advice | None:
         """What results say; None if there are none."""
-        problem = problem_class(self.request, self.element, self.target)
+        results = known.all_of(self.target.name)
+        problem = problem_class(self.request, self.element, self.target) if results else None
         if problem is None:
             return None
         tree = tree_class(self.tree)
         exact = known.find(problem, tree)
         if exact is not None and (found := self._follow(exact, "measured")) is not None:
             return found
-        for near in near_results(problem, tree, known.all_of(problem.device).values()):
+        for near in near_results(problem, tree, results.values()):
             said = f"measured at {near.problem.extents}"
             if (found := self._follow(near, said, asked=problem)) is not None:
                 return found

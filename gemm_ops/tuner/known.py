@@ -75,6 +75,11 @@ def all_of(device: str) -> Results:
     return found
 
 
+def users_results(device: str) -> Results:
+    """The results of a device of this process and of the user's file."""
+    return next(iter(_places(device)))
+
+
 def known_files() -> dict[Path, Results]:
     """Every file of results there is, the user's first, and what is in it."""
     folders = (cache_folder() / "tuning", _SHIPPED)

@@ -48,6 +48,8 @@ TWO_PASSES, BY_OPERATIONS = "two passes", "by operations"
 UNFUSED = (TWO_PASSES, BY_OPERATIONS)
 #: The same in words.
 IN_WORDS = {TWO_PASSES: "cuBLAS and one kernel", BY_OPERATIONS: "PyTorch by operations"}
+#: Why a kernel was not measured that was not built, for want of time or because none is to be; another time it may be.
+NOT_BUILT = "not built"
 #: A fused kernel that is so much slower than something else is still taken: it is one launch.
 FUSED_MARGIN = 1.01
 
@@ -93,6 +95,11 @@ class Measured:
     def key(self) -> tuple[ProblemClass, str]:
         """What it is found by."""
         return self.problem, self.tree
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every candidate was measured, or cannot be; else another run would find more."""
+        return NOT_BUILT not in self.dropped.values()
 
     @property
     def order(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """One problem measured: candidates ranked, built, checked, timed; the result kept.
 
     >>> task = plan_task(call, most=12)                       # which kernels; builds nothing
-    >>> build_tasks([task], jobs=16)                          # all of them, in parallel
+    >>> build_in_order([task.specs], jobs=16)                        # all of them, in parallel
     >>> measured = measure_task(task, seconds=5.0)            # checked, then timed in rounds
     >>> keep([measured])                                      # counts from the next call on
 
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +28,7 @@ from torch import Tensor
 from ..autocast import without_autocast
 from ..build.buildable import Buildable
 from ..build.cache import find_library
-from ..build.compiler import build_kernels
+from ..build.compiler import build_kernels, raise_failure
 from ..dispatch import Call, multiprocessor_count, target_of
 from ..elementwise_call import Walk
 from ..errors import BuildError, LaunchError
@@ -53,7 +55,7 @@ from .contenders import (
 )
 from .context import seconds_of_tuning, way_of_tuning
 from .measuring import Stopwatch, measure_in_rounds
-from .records import BY_OPERATIONS, TWO_PASSES, Measured, pick_best
+from .records import BY_OPERATIONS, NOT_BUILT, TWO_PASSES, Measured, pick_best
 from .stopwatch import CudaStopwatch, copies_of_weight
 
 #: How many kernels of a problem are built at most.
@@ -154,31 +156,38 @@ def plan_task(call: Call, *, most: int = MOST) -> Task | str:
     return task
 
 
+def all_built() -> contextlib.AbstractContextManager[None]:
+    """A context in which kernels are waited for, unless none is to be built."""
+    return building("never" if way_of_building() == "never" else "wait")
+
+
 class _OutOfTime(Exception):
     """No further build may begin."""
 
 
-def build_tasks(
-    tasks: Sequence[Task], *, jobs: int | None = None, until: float | None = None, watch: Watch | None = None
+def build_in_order(
+    wanted: Sequence[Sequence[Buildable]],
+    *,
+    jobs: int | None = None,
+    until: float | None = None,
+    watch: Watch | None = None,
 ) -> None:
-    """Builds the kernels of tasks, in parallel, those that are likeliest to win first.
+    """Builds the kernels of tasks, in parallel: the first of every task, then the second, and so on.
 
-    What cannot be built is dropped when the task is measured.
+    What cannot be built is dropped when its task is measured.
 
     Args:
+        wanted: of each task its ``specs``.
         jobs: how many compilers run at a time.
         until: when, by ``time.perf_counter``, builds that did not begin are left; None: all are built.
     """
-    watch = watch or Watch()
-    # the first of every task, then the second ...
-    depth = max((len(task.specs) for task in tasks), default=0)
-    ordered = [task.specs[place] for place in range(depth) for task in tasks if place < len(task.specs)]
-    # small kernels that every contender of a task may need
-    ordered.sort(key=lambda spec: spec.kind == "gemm")
-    unique = list({spec.key: spec for spec in ordered}.values())
     if way_of_building() == "never":
         return
-    told = watch
+    ordered = [spec for place in itertools.zip_longest(*wanted) for spec in place if spec is not None]
+    # first the small ones, which many contenders may need
+    ordered.sort(key=lambda spec: spec.kind == "gemm")
+    unique = list({spec.key: spec for spec in ordered}.values())
+    told = watch or Watch()
 
     def on_done(kernel: Buildable, seconds: float, cached: bool) -> None:
         told.built(kernel, seconds, cached)
@@ -242,12 +251,12 @@ def _right_ones(task: Task, watch: Watch) -> list[Contender]:
         if built[each.spec.key]:
             makers[each.name] = lambda each=each: fused_contender(call, each, multiprocessors)  # type: ignore[misc]
         else:
-            _drop(task, watch, each.name, "not built")
+            _drop(task, watch, each.name, _why_not_built(each.spec))
     if (tail := task.tail) is not None:
         if built[tail.spec.key]:
             makers[TWO_PASSES] = lambda: two_passes_contender(call, tail)
         else:
-            _drop(task, watch, TWO_PASSES, "not built")
+            _drop(task, watch, TWO_PASSES, _why_not_built(tail.spec))
     ready = []
     for name, make in makers.items():
         try:
@@ -261,6 +270,14 @@ def _right_ones(task: Task, watch: Watch) -> list[Contender]:
         else:
             ready.append(contender)
     return [*ready, reference]
+
+
+def _why_not_built(spec: Buildable) -> str:
+    try:
+        raise_failure(spec)
+    except BuildError as error:
+        return f"cannot be built: {str(error).partition(chr(10))[0]}"
+    return NOT_BUILT
 
 
 def _is_there(spec: Buildable) -> bool:
@@ -318,7 +335,7 @@ class Saying(Watch):
         self._say(f"{kernel.title} cannot be built: {str(error).partition(chr(10))[0]}")
 
     def dropped(self, task: Task, name: str, reason: str) -> None:
-        if reason != "not built":
+        if reason != NOT_BUILT:
             self._say(f"{name} is left out: {reason}")
 
     def measuring(self, task: Task, contenders: int) -> None:
@@ -354,19 +371,22 @@ def tune_if_asked(call: Call) -> bool:
     with _tuning:
         if key not in _tried and known.find(*key) is None:  # another thread may have
             _tried.add(key)  # whatever comes of it: no call is to try again
-            keep(_tune(call))
+            try:
+                keep(_tune(call))
+            except RuntimeError as error:  # no memory for copies, say: the call itself may well be computed
+                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                warnings.warn(f"a call is not tuned: {reason}", RuntimeWarning, stacklevel=2)
     return False
 
 
 def _tune(call: Call) -> list[Measured]:
     """The result of a call's class, within the seconds there are; none if there is nothing to measure."""
     began, seconds = time.perf_counter(), seconds_of_tuning()
-    way = "never" if way_of_building() == "never" else "wait"
-    with building(way):
+    with all_built():
         task = plan_task(call)
         if isinstance(task, str):
             return []
         watch = Saying()
-        build_tasks([task], until=began + _SHARE_OF_BUILDS * seconds, watch=watch)
+        build_in_order([task.specs], until=began + _SHARE_OF_BUILDS * seconds, watch=watch)
         left = began + seconds - time.perf_counter()
         return [measure_task(task, min(max(left, _LEAST_SECONDS_OF_ROUNDS), _MOST_SECONDS_OF_ROUNDS), watch=watch)]

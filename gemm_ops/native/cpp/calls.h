@@ -27,7 +27,7 @@ struct Signature {
 struct State {
   std::unordered_map<PyObject*, std::shared_ptr<const Signature>> signatures;
   Owned named[2];  // epilogues by name, or None: without a bias, with one
-  Owned forced;    // the context variable of use_backend
+  Owned forced;    // the context variable of use_backend and tuning
   std::vector<Owned> backends;
 };
 
@@ -43,7 +43,7 @@ PyObject* bias_name() {
 
 }  // namespace
 
-// What use_backend asks for, as its place among the backends; none for a name that is not known.
+// What use_backend and tuning ask for, as its place among all that they can; none for what is not known.
 std::optional<uint64_t> forced_backend() {
   PyObject* value = nullptr;
   if (!state().forced || PyContextVar_Get(state().forced.get(), nullptr, &value) < 0 || value == nullptr) {

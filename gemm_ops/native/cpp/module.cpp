@@ -253,7 +253,7 @@ PyObject* drop_operators(PyObject* /*self*/, PyObject* name) {
   END_HANDLE_TH_ERRORS
 }
 
-// configure(context variable, backends, elementwise, product, identity, apply, matmul)
+// configure(context variable, all that it can hold, elementwise, product, identity, apply, matmul)
 PyObject* configure(PyObject* /*self*/, PyObject* arguments) {
   HANDLE_TH_ERRORS
   PyObject *forced, *backends, *compute_elementwise, *compute_product, *identity, *apply, *matmul;

@@ -1,0 +1,153 @@
+"""``python -m shape_sweeps tune``, as far as it goes without a device."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from tuner_support import H200, call_on_h200, knowing, result_of
+
+from gemm_ops.tuner import known, tune
+from gemm_ops.tuner.records import write_records
+from shape_sweeps import cli, tune_command
+
+__all__ = ["knowing"]
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["tune", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_lists_candidates(knowing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = ["1000x3001x2000", "--epilogue", "bias_gelu", "--dtype", "bf16", "--dry-run", "--device", "h200"]
+    code, out, err = run(capsys, *one, "--most", "2")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and "sm90_cooperative_128x192x64_2x1 swizzle" in lines[1]
+    assert lines[-1].endswith("of 1 problem on the NVIDIA H200: 2 kernels, 2 to build")
+    code, out, _ = run(capsys, *one, "--most", "1", "--training", "--padded")
+    assert code == 0 and "of 6 problems" in out and "bias_gelu recorded" in out and "bias_gelu, padded D" in out
+    assert "bias_gelu gradient of a" in out
+
+
+@needs_no_gpu
+def test_without_a_gpu_it_is_one_line(knowing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "64x64x64")
+    assert (code, out) == (2, "") and err.count("\n") == 1 and "no CUDA device here to measure on; --dry-run" in err
+    code, out, err = run(capsys, "--export", "x.json")
+    assert (code, out) == (2, "") and "nothing is known, and no CUDA device is here: name one with --device" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["64x64", "--dry-run"], "neither a shape"),
+        (["64x64x64", "--dry-run", "--device", "h300"], "--device: unknown device 'h300'"),
+        (["--merge", "nowhere.json"], "--merge: 'nowhere.json': No such file or directory"),
+        (["--merge", __file__], "no JSON"),
+        (["--seconds", "soon"], "not a number of seconds"),
+        (["--show", "--export", "/nowhere/x.json"], "--export"),
+    ],
+)
+def test_bad_input(knowing: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+def test_results_are_merged_shown_and_exported(
+    knowing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = (result_of(call_on_h200(m, 64, 64), {"a": 1.0, "b": 2.0}) for m in (64, 128))
+    newer = dataclasses.replace(old, us={"a": 3.0, "b": 2.5}, best="b", date="2027-01-01 00:00:00")
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text(write_records(H200.name, [old, new]))
+    second.write_text(write_records(H200.name, [newer]))
+    code, out, _ = run(capsys, "--show")
+    assert code == 0 and out.startswith("nothing is known yet")
+    code, out, _ = run(capsys, "--merge", str(first), str(second))
+    assert code == 0 and f"2 results in {first}: 2 new or newer, 0 known" in out
+    assert f"1 result in {second}: 1 new or newer, 0 known" in out
+    code, out, _ = run(capsys, "--merge", str(first))
+    assert code == 0 and "0 new or newer, 2 known" in out and known.find(*old.key) == newer
+    code, out, _ = run(capsys, "--show")
+    assert code == 0 and "2 results in" in out and "64 x 64 x 64 bf16 row/column aligned" in out and "2.5" in out
+    exported = tmp_path / "all.json"
+    code, out, _ = run(capsys, "--export", str(exported), "--device", "h200")
+    assert code == 0 and "wrote 2 results of the NVIDIA H200" in out
+    assert known.read_file(exported) == (newer, new)
+
+
+@pytest.fixture
+def device(knowing: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The CPU is a device to measure on, whose times are made up; gives what was measured, by name."""
+    measured: list[str] = []
+
+    def measure_task(task: tune.Task, seconds: float, **_: object) -> tune.Measured:
+        measured.append(task.title)
+        assert 0.3 <= seconds <= 5
+        if task.problem.m == 13:
+            raise RuntimeError("out of luck")
+        names = [each.name for each in task.candidates]
+        us = {name: 10.0 + place for place, name in enumerate(names)} | {"two passes": 20.0}
+        return tune.Measured(task.problem, task.tree, us, names[0], names[0], date="2026-11-30 00:00:00", example="it")
+
+    monkeypatch.setattr(tune_command, "choose_device", lambda options: "meta" if options.dry_run else "cpu")
+    monkeypatch.setattr(tune, "refusal", lambda call: "")
+    monkeypatch.setattr(tune, "target_of", lambda device: H200)
+    monkeypatch.setattr(tune, "build_in_order", lambda kernels, **_: None)
+    monkeypatch.setattr(tune, "measure_task", measure_task)
+    return measured
+
+
+ONE = ["--epilogues", "bias_gelu", "--dtypes", "bf16"]
+
+
+def test_measures_each_class_once(device: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "64x64x64,128x64x64", "--epilogues", "bias_gelu,bias_silu", "--dtypes", "bf16")
+    assert (code, err) == (0, "") and len(device) == 2, "both epilogues are of one class"
+    assert out.splitlines()[-1] == "2 problems measured" and " 1.00" in out and " 2.00" in out and "best" in out
+    assert len(known.users_results(H200.name)) == 2
+    code, out, _ = run(capsys, "64x64x64", *ONE)
+    assert code == 0 and len(device) == 2 and "not measured, 1 problem: it was measured before; --again" in out
+    code, out, _ = run(capsys, "64x64x64", *ONE, "--again", "--seconds", "30")
+    assert code == 0 and len(device) == 3
+
+
+def test_what_was_not_built_in_time_is_measured_again(device: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "64x64x64", *ONE)
+    (record,) = known.users_results(H200.name).values()
+    known.remember([dataclasses.replace(record, dropped={"c": "not built", "d": "wrong"})])
+    code, out, _ = run(capsys, "64x64x64", *ONE)
+    assert code == 0 and len(device) == 2 and out.splitlines()[-1] == "1 problem measured"
+
+
+def test_what_fails_costs_itself_only(device: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "13x64x64,64x64x64", *ONE)
+    assert code == 1 and len(device) == 2 and "13x64x64 bf16 bias_gelu: RuntimeError: out of luck" in out
+    assert out.splitlines()[-1] == "1 problem measured"
+
+
+def test_time_is_up(device: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "64x64x64", *ONE, "--seconds", "0")
+    assert code == 1 and not device and out.splitlines()[-1].startswith("0 problems measured, 1 not reached within 0 s")
+
+
+def test_an_interrupt_keeps_what_was_measured(
+    device: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = tune.measure_task
+
+    def interrupted(task: tune.Task, seconds: float, **others: object) -> tune.Measured:
+        if device:
+            raise KeyboardInterrupt
+        return measure(task, seconds, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tune, "measure_task", interrupted)
+    code, out, _ = run(capsys, "64x64x64,128x64x64", *ONE)
+    assert code == 130 and out.splitlines()[-1] == "1 problem measured; interrupted, 1 not reached"
+    assert len(known.users_results(H200.name)) == 1

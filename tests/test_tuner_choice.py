@@ -1,0 +1,260 @@
+"""What tuning makes calls do, without a device: candidates, classes, near results, advice."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tuner_support import H200, call_on_h200, class_of, knowing, result_of
+
+import gemm_ops
+from gemm_ops import dispatch
+from gemm_ops.forcing import use_backend
+from gemm_ops.kernels import candidates, families
+from gemm_ops.kernels.candidates import find_candidate, rank_candidates
+from gemm_ops.kernels.config import KernelConfig
+from gemm_ops.kernels.selection import Target, select_kernel
+from gemm_ops.tuner import known
+from gemm_ops.tuner.advice import FUSED, TWO_PASSES, Advice, advise
+from gemm_ops.tuner.classes import tree_class
+from gemm_ops.tuner.context import seconds_of_tuning, way_of_tuning
+from gemm_ops.tuner.near import is_near
+from gemm_ops.tuner.records import BY_OPERATIONS
+
+__all__ = ["knowing"]
+
+SHAPE = (4096, 4096, 4096)
+SLOWER = "sm90_cooperative_128x192x64_2x1 swizzle 1"
+
+
+def ranked(m: int, n: int, k: int, target: Target = H200, most: int | None = None) -> tuple[candidates.Candidate, ...]:
+    call = call_on_h200(m, n, k)
+    return rank_candidates(call.tree, "bf16", call.request, target, most=most)
+
+
+def advice_for(call: dispatch.Call, forced: str = "auto") -> Advice:
+    selection = select_kernel(call.tree, "bf16", call.request, target=H200)
+    extents = call.problem.m, call.problem.n, call.problem.k
+    return advise(call.tree, "bf16", call.request, selection, H200, extents, forced=forced)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (1000, 3000, 2000), (64, 4096, 4096), (4095, 4097, 4093), (16, 64, 8)])
+@pytest.mark.parametrize("target", [H200, Target((8, 0), 108)], ids=["sm90", "sm80"])
+def test_the_first_candidate_is_the_choice_of_the_rules(shape: tuple[int, int, int], target: Target) -> None:
+    call = call_on_h200(*shape)
+    found = ranked(*shape, target)
+    assert found[0].spec == select_kernel(call.tree, "bf16", call.request, target=target).spec
+    assert len({each.name for each in found}) == len(found)
+    for each in found:
+        assert find_candidate(each.name, call.tree, "bf16", call.request, target) == each
+    firsts = list({each.spec.key: each.expected for each in reversed(found)}.values())[::-1]
+    assert firsts[1:] == sorted(firsts[1:])
+
+
+def test_a_swizzle_is_another_candidate_of_the_same_kernel() -> None:
+    found = ranked(*SHAPE)
+    swizzles = [each.spec.config.swizzle for each in found if each.spec.key == found[0].spec.key]
+    assert sorted(swizzles) == [1, 2, 4, 8]
+    few = ranked(*SHAPE, most=2)
+    assert len({each.spec.key for each in few}) == 2 and len(few) > 2
+    assert len(ranked(64, 64, 512)) == len({each.spec.key for each in ranked(64, 64, 512)}), "one wave: any order"
+
+
+def test_a_longer_table_means_more_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {each.name for each in ranked(*SHAPE)}
+    more = KernelConfig("sm90", (64, 128, 64), (1, 1), "pingpong")
+    monkeypatch.setitem(families.CONFIGS, "sm90", (*families.CONFIGS["sm90"], more))
+    after = {each.name for each in ranked(*SHAPE)}
+    assert before < after and all(
+        name.startswith("sm90_pingpong_128x") or "64x128x64" in name for name in after - before
+    )
+
+
+def test_names_of_no_kernel_are_found_nowhere() -> None:
+    call = call_on_h200(*SHAPE)
+    for name in ("sm90_pingpong_8x8x8_1x1 swizzle 1", ranked(*SHAPE)[0].spec.config.name, "", "two passes"):
+        assert find_candidate(name, call.tree, "bf16", call.request, H200) is None
+    name = ranked(*SHAPE)[0].name
+    assert find_candidate(name, call.tree, "bf16", call.request, H200, "sm80") is None
+
+
+def test_classes() -> None:
+    aligned, odd = class_of(call_on_h200(*SHAPE)), class_of(call_on_h200(4095, 4097, 4093))
+    assert (aligned.layouts, aligned.access, aligned.extents) == ("row/column", "aligned", "4096 x 4096 x 4096")
+    assert odd.access == "a padded, b padded, stores unaligned"
+    trees = {name: tree_class(call_on_h200(*SHAPE, name).tree) for name in ("relu", "gelu", "silu")}
+    assert (
+        trees["relu"] == "-> bf16, 1 instructions" and trees["gelu"] == trees["silu"] == "-> bf16, 8 to 15 instructions"
+    )
+
+
+# Near results.
+
+
+@pytest.mark.parametrize(
+    ("other", "near"),
+    [
+        ((8192, 4096, 4096), True),
+        ((8200, 4096, 4096), False),
+        ((2048, 4096, 4096), True),
+        ((4096, 4200, 4200), True),
+        ((4096, 4200, 4201), False),  # cuBLAS has other kernels there
+        ((4096, 4608, 4096), False),
+        ((8192, 4104, 4096), False),
+    ],
+)
+def test_which_extents_are_near(other: tuple[int, int, int], near: bool) -> None:
+    asked = class_of(call_on_h200(*SHAPE))
+    found = dataclasses.replace(asked, m=other[0], n=other[1], k=other[2])
+    assert is_near(asked, found) == near == is_near(found, asked)
+
+
+def test_few_rows_are_near_to_fewer_only() -> None:
+    asked = class_of(call_on_h200(64, 4096, 4096))
+    assert is_near(asked, dataclasses.replace(asked, m=80)) and not is_near(asked, dataclasses.replace(asked, m=32))
+
+
+def test_a_near_result_counts_where_the_model_does_not_think_worse_of_it(knowing: object) -> None:
+    asked, measured = call_on_h200(4000, 4096, 4096), call_on_h200(*SHAPE)
+    name = next(each.name for each in ranked(*SHAPE) if each.spec.config.cluster == (2, 1) and "pingpong" in each.name)
+    known.remember([result_of(measured, {name: 180.0, "two passes": 200.0})])
+    found = advice_for(asked)
+    assert found.way == FUSED and found.spec.config.name in name
+    assert found.reason.startswith("measured at 4096 x 4096 x 4096: 180.0 us, cuBLAS and one kernel 200.0 (2026-11-30")
+    # the model expects this one to take far longer
+    known.remember([result_of(measured, {"sm90_pingpong_64x32x128_1x1 swizzle 1": 180.0})])
+    assert advice_for(asked).reason == ""
+    # another number of waves: 32 x 33 tiles on 132 multiprocessors are 8, and 32 x 16 are 4
+    known.remember([result_of(measured, {name: 180.0})])
+    assert advice_for(call_on_h200(2048, 4096, 4096)).reason == ""
+
+
+def test_that_pytorch_is_faster_counts_near_by_only(knowing: object) -> None:
+    fused = ranked(512, 4096, 4096)[0].name
+    known.remember([result_of(call_on_h200(512, 4096, 4096), {fused: 30.0, "two passes": 25.0})])
+    assert advice_for(call_on_h200(496, 4096, 4096)).way == TWO_PASSES
+    assert advice_for(call_on_h200(392, 4096, 4096)).way == FUSED
+
+
+# What calls do.
+
+
+def test_the_measured_one_is_taken(knowing: object) -> None:
+    call = call_on_h200(*SHAPE)
+    first = ranked(*SHAPE)[0].name
+    assert advice_for(call) == Advice(FUSED, ranked(*SHAPE)[0].spec, ranked(*SHAPE)[0].addressing)
+    known.remember([result_of(call, {first: 200.0, SLOWER: 190.0, "two passes": 210.0})])
+    found = advice_for(call)
+    assert (found.way, found.spec.config.name, found.spec.config.swizzle) == (FUSED, SLOWER.split()[0], 1)
+    assert found.reason == (
+        "measured: 190.0 us, the model's choice 200.0, cuBLAS and one kernel 210.0 (2026-11-30, NVIDIA H200)"
+    )
+    with gemm_ops.tuning("off"):
+        assert advice_for(call).reason == ""
+    assert advice_for(call_on_h200(*SHAPE, "relu")).reason == "", "another class of epilogues"
+
+
+def test_never_slower(knowing: object) -> None:
+    call, first = call_on_h200(*SHAPE), ranked(*SHAPE)[0].name
+    for way in (TWO_PASSES, BY_OPERATIONS):
+        known.remember([result_of(call, {first: 200.0, way: 190.0})])
+        found = advice_for(call)
+        assert found.way == way and found.reason.startswith("measured: 190.0 us, the best fused kernel 200.0")
+        assert advice_for(call, "sm90").way == FUSED, "who asks for it gets it"
+        known.remember([result_of(call, {first: 200.0, way: 199.0})])
+        assert advice_for(call).way == FUSED, "within 1 % one launch is better"
+
+
+def test_results_of_few_rows_stand_before_the_rule(knowing: object) -> None:
+    call = call_on_h200(16, 4096, 4096)
+    assert advice_for(call).way == TWO_PASSES
+    known.remember([result_of(call, {ranked(16, 4096, 4096)[0].name: 9.0, "two passes": 11.0})])
+    assert advice_for(call).way == FUSED
+
+
+def test_kernels_that_are_gone_are_passed_over(knowing: object) -> None:
+    call, first = call_on_h200(*SHAPE), ranked(*SHAPE)[0].name
+    gone = "sm90_pingpong_8x8x8_1x1 swizzle 1"
+    known.remember([result_of(call, {gone: 100.0, SLOWER: 190.0, first: 200.0})])
+    assert advice_for(call).spec.config.name == SLOWER.split()[0]
+    known.remember([result_of(call, {gone: 100.0})])
+    assert advice_for(call).reason == ""
+    known.remember([result_of(call, {gone: 100.0, "two passes": 150.0})])
+    assert advice_for(call).way == TWO_PASSES
+
+
+def test_the_decision_says_so(knowing: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "obstacle", lambda spec, **_: None)
+    call, first = call_on_h200(*SHAPE), ranked(*SHAPE)[0].name
+    known.remember([result_of(call, {first: 200.0, SLOWER: 190.0, BY_OPERATIONS: 300.0})])
+    found = dispatch.decide(call)
+    assert (found.backend, found.kernel) == ("sm90", SLOWER.split()[0])
+    assert "190.0 us, the model's choice 200.0, PyTorch by operations 300.0" in found.reason
+    known.remember([result_of(call, {first: 200.0, BY_OPERATIONS: 150.0})])
+    found = dispatch.decide(call)
+    assert (found.backend, found.kernel, found.loss) == ("reference", None, False) and "150.0 us" in found.reason
+    known.remember([result_of(call, {first: 200.0, TWO_PASSES: 150.0})])
+    found = dispatch.decide(call)
+    assert (found.backend, found.loss) == ("cublas", False) and found.tail is not None and "150.0 us" in found.reason
+    with use_backend("sm90"):
+        assert dispatch.decide(call).kernel == first.split()[0]
+    with gemm_ops.tuning("off"):
+        assert dispatch.decide(call).reason == "compute capability 9.0"
+
+
+def test_explain_and_build_follow_the_results(knowing: object) -> None:
+    from epilogues import builders
+    from gemm_ops.foreseen import foresee
+
+    call = call_on_h200(*SHAPE)
+    known.remember([result_of(call, {SLOWER: 190.0, TWO_PASSES: 210.0})])
+    report = builders.activation("gelu").explain(*SHAPE, device="h200")
+    assert report.kernel.config is not None and report.kernel.config.name == SLOWER.split()[0]
+    assert any("tuning found fastest; measured: 190.0 us" in reason for reason in report.decision.reasons)
+    x, weight = (torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    assert SLOWER.split()[0] in foresee(x, weight.t(), call.epilogue, {}, H200).kernels[0].title
+    known.remember([result_of(call, {SLOWER: 190.0, BY_OPERATIONS: 100.0})])
+    found = foresee(x, weight.t(), call.epilogue, {}, H200)
+    assert found.kernels == () and "PyTorch computes it operation by operation: measured: 100.0 us" in found.notes[0]
+    report = builders.activation("gelu").explain(*SHAPE, device="h200")
+    assert report.decision.headline == "FASTER UNFUSED: PyTorch, operation by operation"
+
+
+# Contexts.
+
+
+def test_the_way_is_the_contexts_or_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GEMM_OPS_TUNE")
+    assert way_of_tuning() == "known"
+    monkeypatch.setenv("GEMM_OPS_TUNE", "NOW")
+    assert way_of_tuning() == "now"
+    with gemm_ops.tuning("off"), use_backend("sm90"):
+        assert way_of_tuning() == "off"
+        with gemm_ops.tuning("known"):
+            assert way_of_tuning() == "known"
+        assert way_of_tuning() == "off"
+    monkeypatch.setenv("GEMM_OPS_TUNE", "often")
+    with pytest.raises(ValueError, match="GEMM_OPS_TUNE should be one of now, known, off, got 'often'"):
+        advice_for(call_on_h200(*SHAPE))
+    with pytest.raises(ValueError, match="tuning should be one of now, known, off, got ''"), gemm_ops.tuning(""):
+        pass
+
+
+def test_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seconds_of_tuning() == 60
+    monkeypatch.setenv("GEMM_OPS_TUNE_SECONDS", "2.5")
+    assert seconds_of_tuning() == 2.5
+    for text in ("-1", "0", "nan", "inf", "soon"):
+        monkeypatch.setenv("GEMM_OPS_TUNE_SECONDS", text)
+        with pytest.raises(ValueError, match=f"a positive number of seconds, got '{text}'"):
+            seconds_of_tuning()
+
+
+def test_a_plan_of_one_way_is_not_found_in_another() -> None:
+    from gemm_ops.forcing import ASKED, asked
+
+    assert asked() is ASKED[0]
+    with gemm_ops.tuning("off"), use_backend("cublas"):
+        assert asked() == ("cublas", "off") and any(asked() is each for each in ASKED)
+    assert asked() is ASKED[0]

@@ -47,8 +47,8 @@ from .outputs import bind_outputs, in_padded_rows
 from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
-from .tuner.advice import FUSED, TWO_PASSES, Advice, advise
-from .two_passes import TwoPasses, find_tail
+from .tuner.advice import CUBLAS_ALONE, FUSED, TWO_PASSES, Advice, advise
+from .two_passes import CublasAlone, OnePass, TwoPasses, find_tail, make_unfused
 from .when_to_build import NotBuilt, obstacle
 
 
@@ -78,7 +78,7 @@ class Decision:
     addressing: Addressing | None = dataclasses.field(default=None, repr=False)
     routes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     loss: bool = dataclasses.field(default=False, repr=False)
-    tail: Walk | None = dataclasses.field(default=None, repr=False)
+    tail: Walk | CublasAlone | None = dataclasses.field(default=None, repr=False)
     for_now: bool = dataclasses.field(default=False, repr=False)
     awaited: Buildable | None = dataclasses.field(default=None, repr=False)
 
@@ -197,16 +197,16 @@ def _find_advice(call: Call, forced: str) -> Advice | tuple[str, bool]:
     selection = _select(call.tree, problem.element, call.request, forced, target)
     if selection.spec is None:
         return selection.reason, True
-    extents = problem.m, problem.n, problem.k
-    return advise(call.tree, problem.element, call.request, selection, target, extents, forced=forced)
+    return advise(call.tree, problem.element, call.request, selection, target, forced=forced)
 
 
 def _follow(call: Call, advice: Advice, forced: str) -> Decision | tuple[str, bool]:
     """The decision for what is advised; or why there is no kernel, and whether something is lost by that."""
     awaited = None
-    if advice.way == TWO_PASSES:
+    if advice.way in (TWO_PASSES, CUBLAS_ALONE):
         tail = find_tail(call)
-        if not isinstance(tail, str):
+        # of a class of epilogues that cuBLAS computes some are ones that it does not
+        if isinstance(tail, CublasAlone) == (advice.way == CUBLAS_ALONE) and not isinstance(tail, str):
             return Decision("cublas", None, advice.reason, tail.spec, tail=tail)
         awaited = tail if isinstance(tail, NotBuilt) else None
     elif advice.way != FUSED:
@@ -307,14 +307,14 @@ def announce_fallback(decision: Decision) -> None:
         announce(f"computed by {how}, not fused: {decision.reason}")
 
 
-def make_plan(call: Call, decision: Decision) -> Plan | TwoPasses | None:
+def make_plan(call: Call, decision: Decision) -> Plan | TwoPasses | OnePass | None:
     """The plan of a call for what was decided, its kernel built and loaded if need be; None where there are no plans.
 
     Raises:
         BuildError: if the kernel has to be built and cannot be.
     """
     if decision.tail is not None:
-        return TwoPasses(call, decision.tail)
+        return make_unfused(call, decision.tail)
     if decision.addressing is None:
         return None
     return Plan(call, decision, multiprocessor_count(call.problem.device))

@@ -38,7 +38,8 @@ from .kernels.pad_spec import PadSpec
 from .kernels.selection import Target, problem_refusal, select_kernel
 from .outputs import empty_padded
 from .product_gradients import is_slow
-from .tuner.advice import BY_OPERATIONS, TWO_PASSES, advise
+from .tuner.advice import BY_OPERATIONS, CUBLAS_ALONE, TWO_PASSES, advise
+from .two_passes import find_alone
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
@@ -123,6 +124,8 @@ class _Seer:
             return ""
         if backend in CONFIGS:
             return refusal
+        if call.problem.element is not None and find_alone(call) is not None:
+            return ""
         tail = self.elementwise(_tail(call))
         return tail and "; ".join(filter(None, (refusal, tail)))
 
@@ -136,9 +139,11 @@ class _Seer:
         found = select_kernel(call.tree, problem.element, call.request, target=self.target, families=families)
         if found.spec is None or found.addressing is None:
             return found.reason
-        extents = problem.m, problem.n, problem.k
-        advice = advise(call.tree, problem.element, call.request, found, self.target, extents, forced=backend)
-        if advice.way == TWO_PASSES and not isinstance(lay_out(_tail(call)), str):
+        advice = advise(call.tree, problem.element, call.request, found, self.target, forced=backend)
+        alone = find_alone(call) is not None
+        if advice.way == (CUBLAS_ALONE if alone else TWO_PASSES) and (
+            alone or not isinstance(lay_out(_tail(call)), str)
+        ):
             return ""
         if advice.way == BY_OPERATIONS:
             self.note(f"PyTorch computes it operation by operation: {advice.reason}")

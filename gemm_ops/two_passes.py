@@ -1,23 +1,26 @@
 """A product by cuBLAS, then its epilogue in one kernel: where no fused kernel takes a call, or none is as fast.
 
-    >>> walk = find_tail(call)
-    >>> plan = TwoPasses(call, walk)
+    >>> tail = find_tail(call)
+    >>> plan = make_unfused(call, tail)
     >>> outputs = plan.run(a, b, {"bias": bias}, out={})
 
 Contract: what cuBLAS gives is in fp32 where PyTorch has that (16-bit matrices without batches), so that results are
 those of a fused kernel; else in the matrices' dtype.  The epilogue is a
-standalone kernel (:mod:`gemm_ops.elementwise_call`) with that product in the accumulator's place.
+standalone kernel (:mod:`gemm_ops.elementwise_call`) with that product in the accumulator's place.  Where there is no
+epilogue, or a bias alone, which cuBLAS adds before it rounds, there is no second pass: :class:`CublasAlone`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from epilogues.dtypes import dtype_name, torch_dtype
+from epilogues.tree import Accumulator, Apply, Kind, Operand
 
 from .autocast import without_autocast
 from .elementwise_call import ElementwiseCall, Walk, find_walk
@@ -31,17 +34,93 @@ if TYPE_CHECKING:
     from .dispatch import Call
 
 
-def find_tail(call: Call) -> Walk | str:
-    """The kernel for a product's epilogue, or why there is none, in words.  Builds and computes nothing."""
+@dataclass(frozen=True)
+class CublasAlone:
+    """An epilogue that cuBLAS computes with the product.
+
+    Attributes:
+        bias: the operand that is added to every row; "" for none.
+    """
+
+    bias: str = ""
+
+    spec = None  # no kernel of ours
+
+
+def find_tail(call: Call) -> Walk | CublasAlone | str:
+    """How a product's epilogue is computed after it, or why it cannot be, in words.  Builds and computes nothing."""
     problem = call.problem
     if problem.element is None:
         return "the kernels take float16, bfloat16 and float32"
+    if (alone := find_alone(call)) is not None:
+        return alone
     dtype = product_dtype(call.a, call.b, rounded=False)
     x = torch.empty(problem.output_shape, dtype=dtype, device="meta")
     out = call.out or _padded_outputs(call, "meta")
     return find_walk(
         ElementwiseCall(call.epilogue, call.tree, problem, x, dtype_name(dtype), call.given, call.operands, out)
     )
+
+
+def find_alone(call: Call) -> CublasAlone | None:
+    """Whether cuBLAS computes the epilogue with the product, rounding once as a fused kernel does."""
+    tree = call.tree
+    value, element = tree.outputs[0].value, call.problem.element
+    if len(tree.outputs) > 1 or str(tree.outputs[0].dtype) != element or call.padded_output or tree.rounding != "once":
+        return None
+    if isinstance(value, Accumulator):
+        return CublasAlone()
+    if not isinstance(value, Apply) or value.operation != "add" or call.b.ndim != 2:
+        return None
+    others = [each for each in value.inputs if not isinstance(each, Accumulator)]
+    if len(others) != 1 or not isinstance(bias := others[0], Operand) or bias.kind is not Kind.ROW:
+        return None
+    name = call.epilogue.tree.operands[bias.position].name
+    given = call.given[name]
+    fits = isinstance(given, Tensor) and given.dtype == call.a.dtype and given.shape == (call.problem.n,)
+    return CublasAlone(name) if fits else None
+
+
+def make_unfused(call: Call, tail: Walk | CublasAlone) -> TwoPasses | OnePass:
+    """The plan of what :func:`find_tail` found."""
+    return OnePass(call, tail) if isinstance(tail, CublasAlone) else TwoPasses(call, tail)
+
+
+class OnePass:
+    """cuBLAS alone, as a plan: see :class:`CublasAlone`."""
+
+    is_native = False
+
+    def __init__(self, call: Call, alone: CublasAlone) -> None:
+        self.device = call.problem.device
+        self.bias = alone.bias
+        self.output = call.epilogue.outputs[0]
+        self.operand_names = tuple(operand.name for operand in call.epilogue.tree.operands)
+
+    def native_form(self) -> NativeForm:
+        """By Python: what PyTorch multiplies."""
+        return BY_PYTHON
+
+    def run_values(self, values: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """The outputs in order, of a, b and the operands in order."""
+        a, b, *operands = values
+        return tuple(self.run(a, b, dict(zip(self.operand_names, operands, strict=True)), {}).values())
+
+    def run(
+        self, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Launches it on the current stream of the tensors' device; see :meth:`TwoPasses.run`."""
+        with made_current(self.device), without_autocast(self.device.type):
+            if self.bias:
+                bias = operands[self.bias]
+                assert isinstance(bias, Tensor)
+                # not F.linear, which adds to what is rounded already where a is not contiguous
+                result = torch.addmm(bias, a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
+            else:
+                result = torch.matmul(a, b)
+            if out:
+                result = out[self.output].copy_(result)
+        return {self.output: result}
 
 
 def _padded_outputs(call: Call, device: torch.device | str) -> dict[str, Tensor]:

@@ -76,13 +76,16 @@ def test_copies_into_padded_rows_have_a_kernel() -> None:
     assert contiguous.kernels[0].key != padded.kernels[0].key
 
 
-def test_two_passes_where_they_are_faster_or_all_there_is() -> None:
-    (tail,) = of("bias_gelu", 16, 4096, 4096).kernels
+def test_few_rows_and_two_passes() -> None:
+    (kernel,) = of("bias_gelu", 16, 4096, 4096).kernels
+    assert isinstance(kernel, KernelSpec) and kernel.config.family == "skinny" and kernel.arch == "90"
+    (tail,) = of("bias_gelu", 16, 4096, 4096, backend="cublas").kernels
     assert isinstance(tail, ElementwiseSpec) and tail.x_dtype == "f32" and tail.arch == "90"
     assert tail.tree.operands[0].dtype == "bf16"
-    assert of("bias_gelu", 16, 4096, 4096, backend="cublas").kernels[0].key == tail.key
     assert kinds(of("bias_gelu", 16, 4096, 4096, backend="sm90")) == ["gemm"]
     assert kinds(of("bias_gelu", 64, 64, 64, dtype=F32)) == ["elementwise"]
+    alone = of("identity", 64, 64, 64, dtype=F32)
+    assert alone.kernels == () and not alone.refusal, "cuBLAS computes all of it"
 
 
 def test_a_backend_by_name() -> None:

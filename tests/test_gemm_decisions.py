@@ -19,11 +19,11 @@ from epilogues.tree import Accumulator, Apply, EpilogueTree, Kind, Operand, Stor
 from gemm_ops import dispatch
 from gemm_ops.addressing import Addressing, address
 from gemm_ops.addressing.views import given_view, has_memory, new_view
+from gemm_ops.errors import UnsupportedProblemError
 from gemm_ops.forcing import use_backend
 from gemm_ops.kernels.access import UNALIGNED, Access
-from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
-from gemm_ops.kernels.families import arch_of, choose_config, families_for, sm90_stages
-from gemm_ops.kernels.preference import faster_in_two_passes
+from gemm_ops.kernels.config import SKINNY_CONFIGS, SM80_CONFIGS, SM90_CONFIGS, KernelConfig
+from gemm_ops.kernels.families import arch_of, choose_config, families_for, sm90_stages, takes
 from gemm_ops.kernels.waves import choose_raster, tiles
 from gemm_ops.outputs import empty_padded
 from gemm_ops.plan import plan_key
@@ -154,7 +154,13 @@ def test_extents_beyond_32_bits_are_refused() -> None:
 
 
 def test_families_by_capability() -> None:
-    expected = {(7, 5): (), (8, 0): ("sm80",), (8, 9): ("sm80",), (9, 0): ("sm90", "sm80"), (10, 0): ("sm80",)}
+    expected = {
+        (7, 5): (),
+        (8, 0): ("skinny", "sm80"),
+        (8, 9): ("skinny", "sm80"),
+        (9, 0): ("skinny", "sm90", "sm80"),
+        (10, 0): ("skinny", "sm80"),
+    }
     assert {capability: families_for(capability) for capability in expected} == expected
     assert [arch_of("sm90", (9, 0)), arch_of("sm80", (9, 0)), arch_of("sm80", (8, 6))] == ["90a", "90", "86"]
     assert arch_of("sm80", (12, 0)) == "120"
@@ -168,9 +174,12 @@ CHOICES = {
     (8192, 14336, 4096): "sm90_pingpong_128x128x64_1x2",
     (1024, 4096, 4096): "sm90_cooperative_128x256x64_2x1",
     (1000, 3000, 2000): "sm90_cooperative_128x192x64_2x1",
-    (128, 4096, 4096): "sm90_pingpong_64x64x128_1x1",
-    (64, 4096, 4096): "sm90_pingpong_64x32x128_1x1",
-    (1, 4096, 4096): "sm90_pingpong_64x32x128_1x1",
+    (4088, 4104, 4088): "sm90_cooperative_128x208x64_2x1",
+    (3000, 5000, 1000): "sm90_pingpong_128x160x64_2x1",
+    (777, 1544, 1032): "sm90_pingpong_160x64x64_1x2_swapped",
+    (128, 4096, 4096): "sm90_pingpong_64x64x128_1x1_swapped",
+    (64, 4096, 4096): "sm90_pingpong_32x64x128_1x1_swapped",
+    (17, 4096, 4096): "sm90_pingpong_32x64x128_1x1_swapped",
     # epilogues bound the time of one warp group, not of two
     (4096, 4096, 64): "sm90_cooperative_128x256x64_2x1",
 }
@@ -180,13 +189,13 @@ CHOICES = {
 def test_choice_of_configuration(shape: tuple[int, int, int], name: str) -> None:
     """The measured choices of ``kernels/config.py``, on 132 multiprocessors."""
     config = choose_config("sm90", addressing_of(*shape), BIAS_GELU, 132)
-    assert config is not None and config.name == name
+    assert isinstance(config, KernelConfig) and config.name == name
 
 
 def test_raster_of_the_pingpong_tiles() -> None:
     for shape, swizzle in (((4096, 11008, 4096), 1), ((8192, 14336, 4096), 8)):
         config = choose_config("sm90", addressing_of(*shape), BIAS_GELU, 132)
-        assert config is not None and config.swizzle == swizzle
+        assert isinstance(config, KernelConfig) and config.swizzle == swizzle
 
 
 def test_bands_of_the_raster_add_no_wave() -> None:
@@ -207,7 +216,10 @@ def test_every_configuration_is_chosen_for_some_shape() -> None:
     """A row of the table that nothing chooses is a row too many."""
     rows = (16, 128, 512, 1024, 2048, 4096, 8192)
     shapes = [(m, n + odd, 4096) for m in rows for n in range(512, 16384, 512) for odd in (0, 1)]
-    for family, table in (("sm90", SM90_CONFIGS), ("sm80", SM80_CONFIGS)):
+    few = [(m, n, k) for m in (1, 9) for n in (1024, 11008) for k in (512, 4096)]
+    shapes += [(m, n, 4096) for m in (17, 40, 777) for n in (1544, 4096)] + [(4088, 4104, 4088)]
+    tables = (("sm90", SM90_CONFIGS, shapes), ("sm80", SM80_CONFIGS, shapes), ("skinny", SKINNY_CONFIGS, few))
+    for family, table, shapes in tables:
         chosen = {choose_config(family, addressing_of(*shape, family=family), BIAS_GELU, 132).name for shape in shapes}  # type: ignore
         assert chosen == {config.name for config in table}
 
@@ -232,18 +244,18 @@ def test_matrices_of_the_epilogue_take_their_share_of_shared_memory() -> None:
     # (232448 - 1024 - 2 * 128 * 32 * 2 bytes) / ((128 + 256) * 64 * 2), and so on
     assert stages["sm90_cooperative_128x256x64_2x1"] == 4
     assert stages["sm90_pingpong_128x128x64_1x2"] == 6
-    names = []
+    areas = []
     for matrices in range(MAX_OPERANDS + 1):
         tree = tree_of(matrices)
         config = choose_config("sm90", problem, tree, 132)
-        names.append(config.name if config else None)
-        if config is not None:
+        taken = [each for each in SM90_CONFIGS if takes(each, tree, problem)]
+        areas.append(max((each.tile[0] * each.tile[1] for each in taken), default=0))
+        assert isinstance(config, KernelConfig) == bool(taken)
+        if isinstance(config, KernelConfig):
             assert sm90_stages(config, tree) >= 2
-            if any(sm90_stages(other, tree) >= 3 for other in SM90_CONFIGS):
+            if any(sm90_stages(other, tree) >= 3 for other in taken):
                 assert sm90_stages(config, tree) >= 3
-    assert names[0] == "sm90_cooperative_128x256x64_2x1"
     # ever smaller tiles, and then none
-    areas = [area_of(name) for name in names]
     assert areas == sorted(areas, reverse=True) and areas[-1] == 0 and len(set(areas)) >= 3
     assert choose_config("sm80", problem, tree_of(MAX_OPERANDS), 132) == SM80_CONFIGS[0]
 
@@ -260,11 +272,6 @@ def test_misaligned_matrices_are_staged() -> None:
     large = SM90_CONFIGS[0]
     # (232448 - 1024 - 8 * 16 * (112 + 4 * 176)) / ((128 + 256) * 64 * 2)
     assert sm90_stages(large, EpilogueTree(stores[:5]), Access(outputs=(UNALIGNED,) * 5)) == 2
-
-
-def area_of(name: str | None) -> int:
-    rows, columns, _ = name.split("_")[2].split("x") if name else (0, 0, 0)
-    return int(rows) * int(columns)
 
 
 def test_wider_elements_take_more() -> None:
@@ -286,35 +293,50 @@ def test_the_suite_has_a_configuration_for_every_aligned_shape() -> None:
                 assert choose_config(family, addressing_of(m, n, k, family), resolved(build()), 132) is not None
 
 
-def test_two_passes_where_they_were_measured_faster() -> None:
-    def is_faster(m: int, n: int, k: int, family: str = "sm90") -> bool:
-        return faster_in_two_passes(m, n, k, addressing_of(m, n, k, family), family) != ""
-
-    for m in (1, 8, 32, 65, 96):
-        assert is_faster(m, 4096, 4096) and is_faster(m, 4096, 1024), m
-    for m in (33, 48, 64, 97, 128, 129, 4096):
-        assert not is_faster(m, 4096, 4096), "more rows, or whole tiles"
-    assert not is_faster(16, 1024, 1024) and not is_faster(16, 4096, 1016), "small weights"
-    assert not is_faster(16, 4097, 4096) and not is_faster(16, 4096, 4093), "cuBLAS is slow there"
-    assert not is_faster(16, 4096, 4096, "sm80")
-
-
-def test_a_call_takes_two_passes_by_measurement_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_are_for_skinny_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(dispatch, "multiprocessor_count", lambda device: 132)
 
-    def decide(m: int, backend: str) -> dispatch.Decision:
-        x, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (m, 4096))
+    def decide(m: int, backend: str, k: int = 4096, padded: bool = False) -> dispatch.Decision:
+        x = torch.empty(m, k, dtype=torch.bfloat16, device="meta")
+        weight = torch.empty(4096, -(-k // 8) * 8 if padded else k, dtype=torch.bfloat16, device="meta")[:, :k]
         call = dispatch.bind_call(x, weight.t(), ep.builders.activation("gelu"), {}, None)
         there = dataclasses.replace(call.problem, device=torch.device("cuda", 0))
         with use_backend(backend):
             return dispatch.decide(dataclasses.replace(call, problem=there))
 
-    found = decide(16, "auto")
-    assert (found.backend, found.kernel, found.loss) == ("cublas", None, False) and "measured faster" in found.reason
-    assert found.tail is not None and found.spec == found.tail.spec and found.tail.spec.x_dtype == "bf16"
-    assert decide(64, "auto").backend == "sm90" == decide(16, "sm90").backend
-    assert decide(64, "cublas").backend == "cublas"
+    for m in (1, 8, 9, 16):
+        found = decide(m, "auto")
+        assert found.backend == "skinny" and found.kernel is not None, m
+        assert int(found.kernel.split("_")[1].split("x")[0]) >= m
+    assert decide(17, "auto").backend == "sm90" == decide(16, "sm90").backend
+    assert decide(16, "cublas").backend == "cublas"
+    with pytest.raises(UnsupportedProblemError, match="17 rows"):
+        decide(17, "skinny")
+    # one row lies at any pitch; more of an odd one would be copied, which is for SM90 kernels
+    assert decide(1, "auto", 4095, padded=True).backend == "skinny"
+    assert decide(2, "auto", 4095, padded=True).backend == "sm90"
+    with pytest.raises(UnsupportedProblemError, match="a would be copied"):
+        decide(2, "skinny", 4095, padded=True)
+
+
+def test_skinny_kernels_want_both_matrices_along_k() -> None:
+    x, weight = torch.empty(8, 64).bfloat16(), torch.empty(32, 64).bfloat16()
+    for a, b, expected in (
+        (x, weight.t(), ""),
+        (torch.empty(64, 8).bfloat16().t(), weight.t(), "a is not contiguous along K"),
+        (x, torch.empty(64, 32).bfloat16(), "b is not contiguous along K"),
+    ):
+        found = address("skinny", dispatch.bind_call(a, b, ep.builders.identity(), {}, None).request)
+        assert (found if isinstance(found, str) else "") == expected
+
+
+def test_tiles_that_are_not_of_32_columns_store_at_16_bytes_only() -> None:
+    odd = next(config for config in SM90_CONFIGS if config.tile[1] == 208)
+    swapped = next(config for config in SM90_CONFIGS if config.swapped)
+    aligned_problem, unaligned_problem = addressing_of(300, 400, 64), addressing_of(300, 401, 64)
+    for config in (odd, swapped):
+        assert takes(config, BIAS_GELU, aligned_problem) and not takes(config, BIAS_GELU, unaligned_problem)
 
 
 # Calls, as far as they go without a device.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from tuner_support import H200, call_on_h200, class_of, knowing, result_of
 
+import epilogues as ep
 import gemm_ops
 from gemm_ops import dispatch
 from gemm_ops.forcing import use_backend
@@ -20,7 +22,8 @@ from gemm_ops.tuner.advice import FUSED, TWO_PASSES, Advice, advise
 from gemm_ops.tuner.classes import tree_class
 from gemm_ops.tuner.context import seconds_of_tuning, way_of_tuning
 from gemm_ops.tuner.near import is_near
-from gemm_ops.tuner.records import BY_OPERATIONS
+from gemm_ops.tuner.records import BY_OPERATIONS, CUBLAS_ALONE
+from gemm_ops.two_passes import CublasAlone
 
 __all__ = ["knowing"]
 
@@ -35,8 +38,7 @@ def ranked(m: int, n: int, k: int, target: Target = H200, most: int | None = Non
 
 def advice_for(call: dispatch.Call, forced: str = "auto") -> Advice:
     selection = select_kernel(call.tree, "bf16", call.request, target=H200)
-    extents = call.problem.m, call.problem.n, call.problem.k
-    return advise(call.tree, "bf16", call.request, selection, H200, extents, forced=forced)
+    return advise(call.tree, "bf16", call.request, selection, H200, forced=forced)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (1000, 3000, 2000), (64, 4096, 4096), (4095, 4097, 4093), (16, 64, 8)])
@@ -166,11 +168,62 @@ def test_never_slower(knowing: object) -> None:
         assert advice_for(call).way == FUSED, "within 1 % one launch is better"
 
 
-def test_results_of_few_rows_stand_before_the_rule(knowing: object) -> None:
-    call = call_on_h200(16, 4096, 4096)
-    assert advice_for(call).way == TWO_PASSES
-    known.remember([result_of(call, {ranked(16, 4096, 4096)[0].name: 9.0, "two passes": 11.0})])
-    assert advice_for(call).way == FUSED
+@ep.epilogue
+def added(acc, row: ep.Row):
+    return acc + row
+
+
+@ep.epilogue
+def turned(acc, row: ep.Row):
+    return row + acc
+
+
+@ep.epilogue
+def multiplied(acc, row: ep.Row):
+    return acc * row
+
+
+@ep.epilogue
+def added_column(acc, column: ep.Column):
+    return acc + column
+
+
+@ep.epilogue(rounding="eager")
+def rounded_twice(acc, row: ep.Row):
+    return acc + row
+
+
+@ep.epilogue
+def to_fp32(acc):
+    return ep.cast(acc, "f32")
+
+
+def test_cublas_alone_is_for_what_it_computes(knowing: object) -> None:
+    """Of a class of epilogues that cuBLAS may compute, and was measured faster at, some are ones that it does not."""
+
+    def decision_for(epilogue: ep.Epilogue, **given: Any) -> dispatch.Decision:
+        x, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (4096, 4096))
+        call = dispatch.bind_call(x, weight.t(), epilogue, given, None)
+        there = dataclasses.replace(call, problem=dataclasses.replace(call.problem, device=torch.device("cuda", 0)))
+        first = rank_candidates(call.tree, "bf16", call.request, H200)[0].name
+        known.remember([result_of(there, {first: 200.0, CUBLAS_ALONE: 180.0})])
+        return dispatch.decide(there)
+
+    row = torch.empty(4096, dtype=torch.bfloat16, device="meta")
+    for epilogue, given in ((ep.builders.identity(), {}), (added, {"row": row}), (turned, {"row": row})):
+        found = decision_for(epilogue, **given)
+        assert found.backend == "cublas" and isinstance(found.tail, CublasAlone) and "cuBLAS" not in found.reason
+        assert found.tail.bias == ("row" if given else "") and found.spec is None
+        assert found.reason.startswith("measured: 180.0 us, the best fused kernel 200.0")
+    for epilogue, given in (
+        (multiplied, {"row": row}),
+        (added, {"row": row.float()}),
+        (added, {"row": row.expand(1, 4096)}),
+        (added_column, {"column": row}),
+        (rounded_twice, {"row": row}),
+        (to_fp32, {}),
+    ):
+        assert decision_for(epilogue, **given).backend == "sm90", epilogue.name
 
 
 def test_kernels_that_are_gone_are_passed_over(knowing: object) -> None:

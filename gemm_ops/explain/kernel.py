@@ -70,9 +70,7 @@ def choose_kernel(call: Call, device: Device) -> KernelChoice:
     selection = select_kernel(call.tree, call.problem.element, call.request, target=target)
     if selection.spec is None:
         return KernelChoice(None, selection.reason)
-    problem = call.problem
-    extents = problem.m, problem.n, problem.k
-    advice = advise(call.tree, call.problem.element, call.request, selection, target, extents)
+    advice = advise(call.tree, call.problem.element, call.request, selection, target)
     unfused = "" if advice.way == FUSED else advice.reason
     return KernelChoice(
         advice.spec,

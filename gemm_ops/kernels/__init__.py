@@ -7,6 +7,5 @@
 ``waves``    how long a configuration takes for a problem, and its raster.
 ``selection`` which family and configuration a problem gets on a device.
 ``candidates`` all that it could get, best first.
-``preference`` where cuBLAS and one kernel for the epilogue are faster.
 ``pad_spec`` the kernel that copies into padded rows.  ``sources``: the files that a kernel is made of.
 """

@@ -86,9 +86,9 @@ class KernelConfig:
 # Other widths fill whole waves where those do not (eager PyTorch in brackets): 160 columns, pingpong, 57.9 us at
 # 3000x5000x1000 (70.7; 62.6 for the best of the others); 208 columns 225.5 at 4088x4104x4088 (238; 250).  With 160 rows
 # and 64 columns, which only the transpose can have, 11.2 at 777x1544x1032 (12.7; 13.3).  For few rows transposes of 32
-# and 64 rows: 11.7 at 64x4096x4096 (13.6; 12.6), 13.2 at 128x4096x4096 (15.9; 13.7).  Widths of 96, 112, 176 and 224,
-# and 64x160 and 64x224 as they are, were never the best by more than 1 %; 152 columns, which cuBLAS takes at 3000x5000,
-# CUTLASS's epilogue does not divide.
+# and 64 rows: 11.9 at 64x4096x4096 (13.6; 12.6), 13.2 at 128x4096x4096 (15.9; 13.7); in clusters of
+# 2x1 11.7 and 13.3.  Widths of 96, 112, 176 and 224, 160 of all warps together, and 64x160 and 64x224 as they are were
+# never the best by more than 1 %; 152 columns, which cuBLAS takes at 3000x5000, CUTLASS's epilogue does not divide.
 SM90_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, pace=0.41),
     KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, pace=0.406, startup=0.15),
@@ -100,13 +100,10 @@ SM90_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm90", (64, 96, 128), (2, 1), "pingpong", pace=0.72),
     KernelConfig("sm90", (64, 32, 128), (1, 1), "pingpong", pace=1.54),
     KernelConfig("sm90", (128, 160, 64), (2, 1), "pingpong", swizzle_tall=8, pace=0.408, startup=0.15),
-    KernelConfig("sm90", (128, 160, 64), (2, 1), "cooperative", swizzle=2, pace=0.447),
     KernelConfig("sm90", (128, 208, 64), (2, 1), "cooperative", swizzle=2, pace=0.439),
     KernelConfig("sm90", (160, 64, 64), (1, 2), "pingpong", pace=0.6, swapped=True),
-    KernelConfig("sm90", (32, 64, 128), (2, 1), "pingpong", pace=1.29, swapped=True),
     KernelConfig("sm90", (32, 64, 128), (1, 1), "pingpong", pace=1.31, swapped=True),
     KernelConfig("sm90", (64, 64, 128), (1, 1), "pingpong", pace=0.74, swapped=True),
-    KernelConfig("sm90", (64, 64, 128), (2, 1), "pingpong", pace=0.745, swapped=True),
 )
 
 SM80_CONFIGS: tuple[KernelConfig, ...] = (

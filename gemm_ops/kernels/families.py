@@ -24,12 +24,14 @@ import math
 from epilogues.tree import EpilogueTree, Kind
 
 from ..addressing import Addressing
-from .access import ALIGNED, WHOLE, Access
+from .access import ALIGNED, UNALIGNED, WHOLE, Access
 from .config import SKINNY_CONFIGS, SM80_CONFIGS, SM90_CONFIGS, KernelConfig
 from .waves import choose_raster, expected_time, tiles
 
 CONFIGS = {"skinny": SKINNY_CONFIGS, "sm90": SM90_CONFIGS, "sm80": SM80_CONFIGS}
 
+#: Columns that ``cuda/unaligned_pieces.cuh`` takes at a time: those of an epilogue tile.
+_PIECE_COLUMNS = 32
 #: Rows up to which skinny kernels are asked.
 _FEW_ROWS = 16
 
@@ -83,7 +85,10 @@ def takes(config: KernelConfig, tree: EpilogueTree, problem: Addressing, *, stag
     if config.family != "sm90":
         return config.family == "sm80" or problem.m <= min(config.tile[0], _FEW_ROWS)
     access = problem.access
-    if config.swapped and any((*access.operands, *access.outputs)):
+    ways = (*access.operands, *access.outputs)
+    if config.swapped and any(ways):
+        return False
+    if UNALIGNED in ways and config.tile[1] % _PIECE_COLUMNS:
         return False
     return sm90_stages(config, tree, access) >= stages
 

@@ -13,14 +13,14 @@ cache, and rounds their numbers up to whole bands along both M and N.  The tiles
 other, of nothing but padding, and more slowly than any other: bands of eight took 3.6 times as long at 12608x768x3072,
 whose six columns of tiles were made sixteen.  So bands are as wide as they can be without one wave more.
 
-Fitted on an H200 to 280 times of eight configurations over 33 shapes, of transformers and of the suite (bias + GELU,
-tanh and erf, the latter with the pre-activation stored too, bias + residual, SiLU gate): what it chooses there is 0.3 %
-slower than the best of them (geometric mean), and at most 3 %.  It is slower than eager PyTorch, whose product is
-cuBLAS's, at three: 777x1544x1032 and 4088x4104x4088 (tanh-GELU; 4 to 10 and 8 %), and 12608x3072x768 with the
-pre-activation stored (4 %, with an erf-GELU of twice its present instructions).
+*Loads.*  Rows of A and B that are no multiple of a cache line come more slowly, and small tiles need more of them for a
+product.  Where there are few rows in all, tiles take longer the more of them lies outside of the matrix.
 
-Tried since: tiles of 64x160, 128x160 and 256x160, with which cuBLAS fills whole waves; they took up to twice as long as
-any here, for CuTe makes 160 columns of five products of 32 unless CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED is defined.
+Fitted on an H200 to 280 times of eight configurations over 33 shapes, of transformers and of the suite (bias + GELU,
+tanh and erf, the latter with the pre-activation stored too, bias + residual, SiLU gate), and since to those of 22 over
+34 shapes of the suite and around it (bias + tanh-GELU): what it chooses there is 1.0 % slower than the best of them
+(geometric mean; 2.9 % without the loads), in the median as fast.  It is 17 % slower at 96x4096x4096, where three rows
+of tiles of 32, which it takes for two waves, are faster than two of 64, and 5 % at 2048x5121x5120.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from epilogues.tree import EpilogueTree, Kind
 from ..addressing import Addressing
 from .config import KernelConfig
 
-# Of skinny kernels: microseconds of a launch, and bytes per microsecond and multiprocessor that two blocks of eight
-# warps, or as many warps, read.  Fitted to 1x4096x4096, 1x11008x4096, 16x4096x11008 and 1x1024x1024.
-_SKINNY_LAUNCH, _SKINNY_RATE, _SKINNY_WARPS = 3.2, 27_000, 16
+# Of skinny kernels: microseconds of a launch, and of what a warp does when its depth is not shared; bytes that the 16
+# warps of a multiprocessor read in a microsecond, and how many less for fewer stages.  Fitted to 1x4096x4096,
+# 1x11008x4096, 1x4096x11008, 16x4096x11008 and 1x1024x1024.
+_SKINNY_LAUNCH, _SKINNY_WARP, _SKINNY_WARPS = 2.6, 4.8, 16
+_SKINNY_RATE, _SKINNY_STAGE = 29_500, 9_600
 
 #: The area that paces are for.
 _AREA = 128 * 128
@@ -48,6 +50,12 @@ _FEW_WAVES = 8
 # matrix among the operands, for an output beside the first.  A pingpong warp group works at it alone.
 _HIDDEN = (2.1, 0.195, 3.2, 0.8)
 _ADDED = (-0.35, 0.092, 1.2, 0.3)
+#: Rows of 64 elements of A and B that a multiprocessor gets in a microsecond, and the bytes of a line of the cache: a
+#: row that lies across two of them counts in full, one that fills a line for less.
+_ROWS_PER_MICROSECOND, _LINE_BYTES, _WHOLE_LINE = 384, 128, 0.55
+#: The share of a tile of 64 rows that may lie outside of the matrix before its loads take longer, where there are few.
+_OUTSIDE, _FEW_TILES = 0.3, 2
+
 #: Microseconds between one tile and the next of a cooperative kernel, which has nothing else to do then.
 _BETWEEN = 0.5
 _LEAST_ADDED = 0.2
@@ -107,17 +115,43 @@ def expected_time(
     if any(access.operands) or any(access.outputs):
         more = _UNALIGNED["loads" if any(access.operands) else "stores"]
         hidden, added = hidden + more[0], added + more[1]
-    products = config.pace * problem.k / 64
-    # smooth, as the two warp groups hinder each other where both take about as long
     size = config.tile[0] * config.tile[1] / _AREA
+    products = max(config.pace, _loading_pace(config, problem) / size) * problem.k / 64
+    # smooth, as the two warp groups hinder each other where both take about as long
     if config.schedule == "pingpong":
         tile = size * (products**6 + hidden**6) ** (1 / 6)
     else:
         tile = size * (products + added) + _BETWEEN
+    tile *= _outside(config, problem)
     exact = tiles(config, problem, swizzle) / multiprocessors
     whole = math.ceil(exact)
     waves = exact + (whole - exact) * min(1, _FEW_WAVES / whole)
     return _LAUNCH + config.startup * products + waves * tile
+
+
+def _loading_pace(config: KernelConfig, problem: Addressing) -> float:
+    """Microseconds in which a tile's rows of A and B, 64 elements deep, come from the L2 cache.
+
+    What a cluster shares comes once.  Where a row of K elements is no multiple of a cache line it lies across one more:
+    pingpong tiles of 128 x 128 took 256 us at 4088x4104x4088, and 205 at 4096x4096x4096.
+    """
+    rows = 0.0
+    for placement, along_k, count, shared in (
+        (problem.a, "row", config.tile[0], config.cluster[1]),
+        (problem.b, "column", config.tile[1], config.cluster[0]),
+    ):
+        whole = placement.layout != along_k or placement.leading * placement.size % _LINE_BYTES == 0
+        rows += count / shared * (_WHOLE_LINE if whole else 1)
+    return rows / _ROWS_PER_MICROSECOND
+
+
+def _outside(config: KernelConfig, problem: Addressing) -> float:
+    """How much longer tiles take of which a part lies outside of the matrix, where there are few along M."""
+    along_m = -(-problem.m // config.tile[0])
+    if along_m > _FEW_TILES:
+        return 1.0
+    outside = along_m - problem.m / config.tile[0]
+    return 1 + max(0.0, outside - _OUTSIDE) * min(1.0, config.tile[0] / 64)
 
 
 def _reading_time(config: KernelConfig, problem: Addressing, multiprocessors: int) -> float:
@@ -128,4 +162,5 @@ def _reading_time(config: KernelConfig, problem: Addressing, multiprocessors: in
     # blocks do not wait for each other: the last wave is read faster the less of it there is
     waves = (blocks / slots + -(-blocks // slots)) / 2
     bytes_of_wave = slots / multiprocessors * rows * problem.k * 2
-    return _SKINNY_LAUNCH + waves * bytes_of_wave / _SKINNY_RATE
+    rate = _SKINNY_RATE - _SKINNY_STAGE / config.stages
+    return _SKINNY_LAUNCH + _SKINNY_WARP / config.split_k + waves * bytes_of_wave / rate

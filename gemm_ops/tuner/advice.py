@@ -6,8 +6,8 @@
 
 Contract: :mod:`gemm_ops.dispatch`, :mod:`gemm_ops.foreseen` and :mod:`gemm_ops.explain` all ask here, with a device
 that need not be there.  Results of exactly the class come first, then near ones (:mod:`.near`), then the rules: the
-wave model's kernel, or two passes where :mod:`gemm_ops.kernels.preference` has them.  Names that are in no pool any
-more are passed over.  A backend asked for by name gets its own fastest kernel.
+wave model's kernel.  Names that are in no pool any more are passed over.  A backend asked for by name gets its own
+fastest kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from epilogues.tree import EpilogueTree
 
 from ..addressing import Addressing, Request
 from ..kernels.candidates import Candidate, find_candidate
-from ..kernels.preference import faster_in_two_passes
 from ..kernels.selection import Selection, Target
 from ..kernels.spec import KernelSpec
 from ..kernels.waves import expected_time
@@ -26,11 +25,11 @@ from . import known
 from .classes import ProblemClass, problem_class, tree_class
 from .context import way_of_tuning
 from .near import TRUSTED, has_as_many_waves, near_results, pytorch_is_as_near
-from .records import BY_OPERATIONS, TWO_PASSES, UNFUSED, Measured
+from .records import BY_OPERATIONS, CUBLAS_ALONE, TWO_PASSES, UNFUSED, Measured
 
 FUSED = "fused"
 
-__all__ = ["BY_OPERATIONS", "FUSED", "TWO_PASSES", "Advice", "advise"]
+__all__ = ["BY_OPERATIONS", "CUBLAS_ALONE", "FUSED", "TWO_PASSES", "Advice", "advise"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Advice:
     """What a call is to do.
 
     Attributes:
-        way: :data:`FUSED`, :data:`TWO_PASSES` or :data:`BY_OPERATIONS`.
+        way: :data:`FUSED`, :data:`TWO_PASSES`, :data:`CUBLAS_ALONE` or :data:`BY_OPERATIONS`.
         spec: the fused kernel, to be taken too where the way is gone for another reason.
         addressing: how the tensors reach it.
         reason: why, with the numbers; "" for the wave model's choice.
@@ -56,7 +55,6 @@ def advise(
     request: Request,
     selection: Selection,
     target: Target,
-    extents: tuple[int, int, int],
     *,
     forced: str = "auto",
 ) -> Advice:
@@ -68,7 +66,6 @@ def advise(
         request: the tensors.
         selection: what the rules chose, with a kernel.
         target: the device; nothing measured counts without its name.
-        extents: m, n and k of the call.
         forced: a family, or "auto".
 
     Raises:
@@ -80,8 +77,6 @@ def advise(
         asker = _Asker(tree, element, request, selection, target, forced)
         if (found := asker.by_results()) is not None:
             return found
-    if forced == "auto" and (reason := faster_in_two_passes(*extents, addressing, spec.config.family)):
-        return Advice(TWO_PASSES, spec, addressing, reason)
     return Advice(FUSED, spec, addressing)
 
 

@@ -71,9 +71,10 @@ class ProblemClass:
 def problem_class(request: Request, element: str, target: Target) -> ProblemClass | None:
     """The class of a problem; None of one that no family takes, or only in several launches.
 
-    It is that of the first family that takes the problem, whichever backend is asked for.
+    It is that of the first family that takes the problem, whichever backend is asked for; not that of kernels for few
+    rows, to which alignment is nothing.
     """
-    for family in families_for(target.capability):
+    for family in sorted(families_for(target.capability), key=lambda family: family == "skinny"):
         found = address(family, request)
         if isinstance(found, Addressing):
             if found.loops:

@@ -27,8 +27,8 @@ from ..fallback import product_dtype, run_reference
 from ..kernels.candidates import Candidate
 from ..outputs import empty_padded
 from ..plan import Plan
-from ..two_passes import TwoPasses
-from .records import BY_OPERATIONS, TWO_PASSES
+from ..two_passes import CublasAlone, make_unfused
+from .records import BY_OPERATIONS, CUBLAS_ALONE, TWO_PASSES
 
 #: How far an element may be from PyTorch's, relative to it and to the outputs' root mean square: four times what
 #: bfloat16 rounds by.  Wrong kernels are wrong by far more; how exact a right one is, sweeps say.
@@ -64,15 +64,16 @@ def fused_contender(call: Call, candidate: Candidate, multiprocessors: int) -> C
     return Contender(candidate.name, lambda b, out: plan.run(a, b, operands, out))
 
 
-def two_passes_contender(call: Call, walk: Walk) -> Contender:
-    """CuBLAS and one kernel for the epilogue, which is loaded.
+def cublas_contender(call: Call, tail: Walk | CublasAlone) -> Contender:
+    """CuBLAS, and one kernel for the epilogue if that needs one, which is loaded.
 
     Raises:
         BuildError: if it cannot be built or loaded.
     """
-    plan = TwoPasses(call, walk)
+    plan = make_unfused(call, tail)
     a, operands = call.a, call.tensors
-    return Contender(TWO_PASSES, lambda b, out: plan.run(a, b, operands, out))
+    name = CUBLAS_ALONE if isinstance(tail, CublasAlone) else TWO_PASSES
+    return Contender(name, lambda b, out: plan.run(a, b, operands, out))
 
 
 def rounds_once(call: Call) -> bool:

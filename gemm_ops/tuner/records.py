@@ -24,10 +24,10 @@ Contract: a file is JSON of one device, made to be read by people too::
      ]
     }
 
-Times are microseconds of the GPU, medians over rounds in which all took turns; what was dropped early as slow has fewer
-rounds than the rest.  Names of kernels are those of :func:`gemm_ops.kernels.candidates.name_of`; one that is in the
-pool no more is passed over by whoever reads the result.  A file of another format is refused as a whole, and a result
-that does not make sense alone.
+Times are microseconds of the GPU, medians over rounds in which all took turns (:mod:`.measuring`); what was dropped
+early as slow has fewer rounds than the rest.  Names of kernels are those of
+:func:`gemm_ops.kernels.candidates.name_of`; one that is in the pool no more is passed over by whoever reads the result.
+A file of another format is refused as a whole, and a result that does not make sense alone.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from .classes import ProblemClass
 
 FORMAT = 1
 #: Names of what is no fused kernel.
-TWO_PASSES, BY_OPERATIONS = "two passes", "by operations"
-UNFUSED = (TWO_PASSES, BY_OPERATIONS)
+TWO_PASSES, CUBLAS_ALONE, BY_OPERATIONS = "two passes", "cuBLAS alone", "by operations"
+UNFUSED = (TWO_PASSES, CUBLAS_ALONE, BY_OPERATIONS)
 #: The same in words.
-IN_WORDS = {TWO_PASSES: "cuBLAS and one kernel", BY_OPERATIONS: "PyTorch by operations"}
+IN_WORDS = {TWO_PASSES: "cuBLAS and one kernel", CUBLAS_ALONE: "cuBLAS alone", BY_OPERATIONS: "PyTorch by operations"}
 #: Why a kernel was not measured that was not built, for want of time or because none is to be; another time it may be.
 NOT_BUILT = "not built"
 #: A fused kernel that is so much slower than something else is still taken: it is one launch.

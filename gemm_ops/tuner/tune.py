@@ -39,7 +39,7 @@ from ..kernels.selection import problem_refusal
 from ..kernels.sources import cutlass_version, generator_digest
 from ..plan import forget_plans
 from ..runtime.loading import is_loaded
-from ..two_passes import find_tail
+from ..two_passes import CublasAlone, find_tail
 from ..when_to_build import building, way_of_building
 from . import known
 from .classes import ProblemClass, problem_class, tree_class
@@ -47,15 +47,15 @@ from .contenders import (
     Contender,
     by_operations,
     computed,
+    cublas_contender,
     find_fault,
     fused_contender,
     poisoned_outputs,
     rounds_once,
-    two_passes_contender,
 )
 from .context import seconds_of_tuning, way_of_tuning
 from .measuring import Stopwatch, measure_in_rounds
-from .records import BY_OPERATIONS, NOT_BUILT, TWO_PASSES, Measured, pick_best
+from .records import BY_OPERATIONS, CUBLAS_ALONE, NOT_BUILT, TWO_PASSES, Measured, pick_best
 from .stopwatch import CudaStopwatch, copies_of_weight
 
 #: How many kernels of a problem are built at most.
@@ -102,7 +102,7 @@ class Task:
     problem: ProblemClass
     tree: str
     candidates: tuple[Candidate, ...]
-    tail: Walk | None
+    tail: Walk | CublasAlone | None
     specs: tuple[Buildable, ...]
     dropped: dict[str, str] = field(default_factory=dict)
 
@@ -143,10 +143,12 @@ def plan_task(call: Call, *, most: int = MOST) -> Task | str:
     candidates = rank_candidates(call.tree, element, call.request, target, most=most)
     if not candidates:
         return "no kernel takes it"
-    found = find_tail(call) if rounds_once(call) else "PyTorch rounds the product of a batch"
+    found = find_tail(call)
+    if not isinstance(found, (str, CublasAlone)) and not rounds_once(call):
+        found = "PyTorch rounds the product of a batch"
     tail = None if isinstance(found, str) else found
     specs: list[Buildable] = [each.spec for each in candidates]
-    specs += [] if tail is None else [tail.spec]
+    specs += [] if tail is None or tail.spec is None else [tail.spec]
     if any(each.addressing.a.copy or each.addressing.b.copy for each in candidates):
         specs.append(PadSpec("".join(map(str, target.capability))))
     unique = tuple({spec.key: spec for spec in specs}.values())
@@ -253,8 +255,8 @@ def _right_ones(task: Task, watch: Watch) -> list[Contender]:
         else:
             _drop(task, watch, each.name, _why_not_built(each.spec))
     if (tail := task.tail) is not None:
-        if built[tail.spec.key]:
-            makers[TWO_PASSES] = lambda: two_passes_contender(call, tail)
+        if tail.spec is None or built[tail.spec.key]:
+            makers[TWO_PASSES if tail.spec else CUBLAS_ALONE] = lambda: cublas_contender(call, tail)
         else:
             _drop(task, watch, TWO_PASSES, _why_not_built(tail.spec))
     ready = []

@@ -33,10 +33,10 @@ from epilogues.tree import EpilogueTree, Kind
 from ..addressing import Addressing
 from .config import KernelConfig
 
-# Of skinny kernels: microseconds of a launch, and of what a warp does when its depth is not shared; bytes that the 16
-# warps of a multiprocessor read in a microsecond, and how many less for fewer stages.  Fitted to 1x4096x4096,
-# 1x11008x4096, 1x4096x11008, 16x4096x11008 and 1x1024x1024.
-_SKINNY_LAUNCH, _SKINNY_WARP, _SKINNY_WARPS = 2.6, 4.8, 16
+# Of skinny kernels: microseconds of a launch, and of what a warp does when its depth is not shared; bytes that a
+# multiprocessor reads in a microsecond, and how many less for fewer stages.  Fitted to 1x4096x4096, 1x11008x4096,
+# 1x4096x11008, 16x4096x11008 and 1x1024x1024.
+_SKINNY_LAUNCH, _SKINNY_WARP = 2.6, 4.8
 _SKINNY_RATE, _SKINNY_STAGE = 29_500, 9_600
 
 #: The area that paces are for.
@@ -155,12 +155,9 @@ def _outside(config: KernelConfig, problem: Addressing) -> float:
 
 
 def _reading_time(config: KernelConfig, problem: Addressing, multiprocessors: int) -> float:
-    """Of a skinny kernel: what reading the weight takes, in waves of as many blocks as run at a time."""
-    rows = config.tile[1] * -(-problem.m // config.tile[0])
+    """Of a skinny kernel: what reading the weight takes, which all multiprocessors share in whole tiles."""
     blocks = -(-problem.n // config.tile[1]) * -(-problem.m // config.tile[0]) * problem.batch
-    slots = multiprocessors * _SKINNY_WARPS // config.split_k
-    # blocks do not wait for each other: the last wave is read faster the less of it there is
-    waves = (blocks / slots + -(-blocks // slots)) / 2
-    bytes_of_wave = slots / multiprocessors * rows * problem.k * 2
+    # blocks do not wait for each other: the fewer multiprocessors have one more, the faster they read that
+    each = (blocks / multiprocessors + -(-blocks // multiprocessors)) / 2
     rate = _SKINNY_RATE - _SKINNY_STAGE / config.stages
-    return _SKINNY_LAUNCH + _SKINNY_WARP / config.split_k + waves * bytes_of_wave / rate
+    return _SKINNY_LAUNCH + _SKINNY_WARP / config.split_k + each * config.tile[1] * problem.k * 2 / rate

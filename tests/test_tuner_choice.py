@@ -19,7 +19,7 @@ from gemm_ops.kernels.config import KernelConfig
 from gemm_ops.kernels.selection import Target, select_kernel
 from gemm_ops.tuner import known
 from gemm_ops.tuner.advice import FUSED, TWO_PASSES, Advice, advise
-from gemm_ops.tuner.classes import tree_class
+from gemm_ops.tuner.classes import instructions_of, matrices_of, tree_class
 from gemm_ops.tuner.context import seconds_of_tuning, way_of_tuning
 from gemm_ops.tuner.near import is_near
 from gemm_ops.tuner.records import BY_OPERATIONS, CUBLAS_ALONE
@@ -132,6 +132,32 @@ def test_a_near_result_counts_where_the_model_does_not_think_worse_of_it(knowing
     assert advice_for(call_on_h200(2048, 4096, 4096)).reason == ""
 
 
+def test_what_classes_of_epilogues_have_in_common() -> None:
+    for tree, matrices, least in (
+        ("row -> bf16, 8 to 15 instructions", "-> bf16", 8),
+        ("row, column, aux bf16, 2 aux f32 -> bf16+f32, 0 instructions", "aux bf16, 2 aux f32 -> bf16+f32", 0),
+        ("-> f16, 1 instructions", "-> f16", 1),
+    ):
+        assert (matrices_of(tree), instructions_of(tree)) == (matrices, least)
+
+
+def test_another_epilogues_kernel_is_taken_where_nothing_else_is_known(knowing: object) -> None:
+    asked, first = call_on_h200(*SHAPE, "relu"), ranked(*SHAPE)[0].name
+    assert tree_class(asked.tree) != tree_class(call_on_h200(*SHAPE).tree)
+    name = next(each.name for each in ranked(*SHAPE) if each.spec.config.name not in first)
+    known.remember([result_of(call_on_h200(*SHAPE), {name: 180.0, first: 190.0, "two passes": 170.0}, example="gelu")])
+    found = advice_for(asked)
+    assert (found.way, found.spec.config.name) == (FUSED, name.split()[0]), "what it says of PyTorch does not count"
+    assert found.reason == "measured fastest with gelu (2026-11-30, NVIDIA H200)"
+    assert advice_for(call_on_h200(4104, 4096, 4096, "relu")).reason == "", "of the very problem only"
+    # the model expects this one to take far longer
+    known.remember([result_of(call_on_h200(*SHAPE), {"sm90_pingpong_64x32x128_1x1 swizzle 1": 180.0})])
+    assert advice_for(asked).reason == ""
+    # its own result comes first
+    known.remember([result_of(asked, {first: 150.0})])
+    assert advice_for(asked).spec.config.name == first.split()[0]
+
+
 def test_that_pytorch_is_faster_counts_near_by_only(knowing: object) -> None:
     fused = ranked(512, 4096, 4096)[0].name
     known.remember([result_of(call_on_h200(512, 4096, 4096), {fused: 30.0, "two passes": 25.0})])
@@ -154,7 +180,7 @@ def test_the_measured_one_is_taken(knowing: object) -> None:
     )
     with gemm_ops.tuning("off"):
         assert advice_for(call).reason == ""
-    assert advice_for(call_on_h200(*SHAPE, "relu")).reason == "", "another class of epilogues"
+    assert advice_for(call_on_h200(1000, 3000, 2000)).reason == "", "another class of problems"
 
 
 def test_never_slower(knowing: object) -> None:

@@ -5,9 +5,9 @@
     ('fused', "measured: 12.8 us, the model's choice 14.1, cuBLAS and one kernel 13.9 (2026-11-30, NVIDIA H200)")
 
 Contract: :mod:`gemm_ops.dispatch`, :mod:`gemm_ops.foreseen` and :mod:`gemm_ops.explain` all ask here, with a device
-that need not be there.  Results of exactly the class come first, then near ones (:mod:`.near`), then the rules: the
-wave model's kernel.  Names that are in no pool any more are passed over.  A backend asked for by name gets its own
-fastest kernel.
+that need not be there.  Results of exactly the class come first, then near ones, then those of other epilogues
+(:mod:`.near`), then the wave model's kernel.  Names that are in no pool any more are passed over.  A backend asked for
+by name gets its own fastest kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..kernels.waves import expected_time
 from . import known
 from .classes import ProblemClass, problem_class, tree_class
 from .context import way_of_tuning
-from .near import TRUSTED, has_as_many_waves, near_results, pytorch_is_as_near
+from .near import TRUSTED, TRUSTED_OF_EPILOGUE, has_as_many_waves, like_results, near_results, pytorch_is_as_near
 from .records import BY_OPERATIONS, CUBLAS_ALONE, TWO_PASSES, UNFUSED, Measured
 
 FUSED = "fused"
@@ -103,7 +103,22 @@ class _Asker:
             said = f"measured at {near.problem.extents}"
             if (found := self._follow(near, said, asked=problem)) is not None:
                 return found
+        for like in like_results(problem, tree, results.values()):
+            if (found := self._of_another_epilogue(like)) is not None:
+                return found
         return None
+
+    def _of_another_epilogue(self, measured: Measured) -> Advice | None:
+        """The fused kernel that was fastest with another epilogue; None if none is to be trusted."""
+        fused = (self._find(name) for name in measured.order if name not in UNFUSED)
+        candidate = next((each for each in fused if each is not None), None)
+        if candidate is None or candidate.expected > TRUSTED_OF_EPILOGUE * self._expected_of_the_model():
+            return None
+        # its own times would be others
+        reason = (
+            f"measured fastest with {measured.example or 'another epilogue'} ({measured.date[:10]}, {self.target.name})"
+        )
+        return Advice(FUSED, candidate.spec, candidate.addressing, reason)
 
     def _follow(self, measured: Measured, said: str, asked: ProblemClass | None = None) -> Advice | None:
         """What one result says; None if it says nothing that counts here.
@@ -138,10 +153,11 @@ class _Asker:
 
     def _is_trusted(self, candidate: Candidate, measured: ProblemClass) -> bool:
         """Whether a kernel of a near result is as good here; see :mod:`.near`."""
+        if not has_as_many_waves(candidate, measured, self.target.multiprocessors):
+            return False
+        return candidate.expected <= TRUSTED * self._expected_of_the_model()
+
+    def _expected_of_the_model(self) -> float:
         spec, addressing = self.selection.spec, self.selection.addressing
         assert spec is not None and addressing is not None
-        multiprocessors = self.target.multiprocessors
-        if not has_as_many_waves(candidate, measured, multiprocessors):
-            return False
-        best = expected_time(spec.config, spec.config.swizzle, addressing, self.tree, multiprocessors)
-        return candidate.expected <= TRUSTED * best
+        return expected_time(spec.config, spec.config.swizzle, addressing, self.tree, self.target.multiprocessors)

@@ -117,6 +117,22 @@ def tree_class(tree: EpilogueTree) -> str:
     return f"{', '.join(read)}{' ' if read else ''}-> {written}, {bucket} instructions"
 
 
+def matrices_of(tree: str) -> str:
+    """Of a class of epilogues what decides bytes and shared memory: its matrices, those read and those written.
+
+    >>> matrices_of("row, aux bf16 -> bf16, 8 to 15 instructions")
+    'aux bf16 -> bf16'
+    """
+    read, _, written = tree.partition("-> ")
+    kept = [part for part in read.strip().split(", ") if part not in ("", Kind.ROW.value, Kind.COLUMN.value)]
+    return f"{', '.join(kept)} -> {written.partition(', ')[0]}".strip()
+
+
+def instructions_of(tree: str) -> int:
+    """The least instructions of an epilogue of a class."""
+    return int(tree.rpartition(", ")[2].split()[0])
+
+
 def _bucket(instructions: int) -> str:
     """The power of two at or below a number, and the last before the next."""
     if instructions < 2:

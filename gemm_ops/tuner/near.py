@@ -1,4 +1,4 @@
-"""Which result says something of a problem that was not measured.
+"""Which result says something of a problem, or an epilogue, that was not measured.
 
     >>> [each.problem.m for each in near_results(asked, tree, results)]
     [4096, 8192]                                        # of a problem with M = 5000, the nearest first
@@ -14,6 +14,10 @@ What a near result says of a fused kernel is taken if that has as many waves of 
 one measured (or more than 8 on both: of many waves the last one counts little), and if the wave model expects it to be
 no more than 5 % slower there than the model's own choice.  What it says of PyTorch being faster, of which there is no
 model, is taken only within 1.25 of M, where the fused kernel it was compared with has as many waves.
+
+Of the very problem, results of other epilogues that read and write as many matrices say which fused kernel is fastest,
+those of about as much arithmetic first: the products are the same.  The wave model may expect that to be 15 % slower
+than its own choice.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from collections.abc import Iterable
 
 from ..kernels.candidates import Candidate
 from ..kernels.waves import tiles
-from .classes import ProblemClass
+from .classes import ProblemClass, instructions_of, matrices_of
 from .records import Measured
 
 #: How far M may be off where N and K are the same.
@@ -39,6 +43,9 @@ MANY_WAVES = 8
 #: How much slower than its own choice the wave model may expect a kernel to be.
 TRUSTED = 1.05
 
+#: The same of a kernel that was measured at the very problem, with another epilogue.
+TRUSTED_OF_EPILOGUE = 1.15
+
 _ALIGNED_ELEMENTS = 8
 
 
@@ -51,6 +58,17 @@ def near_results(asked: ProblemClass, tree: str, results: Iterable[Measured]) ->
         if each.tree == tree and each.problem != asked and each.problem.alike == alike and is_near(asked, each.problem)
     ]
     return sorted(found, key=lambda each: distance(asked, each.problem))
+
+
+def like_results(asked: ProblemClass, tree: str, results: Iterable[Measured]) -> list[Measured]:
+    """The results of exactly this problem for epilogues that move as much, those of like arithmetic first."""
+    matrices, instructions = matrices_of(tree), instructions_of(tree)
+    found = [
+        each for each in results if each.problem == asked and each.tree != tree and matrices_of(each.tree) == matrices
+    ]
+    return sorted(
+        found, key=lambda each: (abs(math.log2((1 + instructions_of(each.tree)) / (1 + instructions))), each.tree)
+    )
 
 
 def is_near(asked: ProblemClass, other: ProblemClass) -> bool:

@@ -47,7 +47,7 @@ exit codes:
   0    every kernel is there
   1    a kernel could not be built (all others are all the same), or no call has a kernel
   2    bad input, or a bundle that cannot be written: one line on standard error says what and where
-  130  interrupted (Ctrl-C), after the table of what was done; nothing is packed
+  130  interrupted (Ctrl-C; 143 by SIGTERM), after the table of what was done; nothing is packed
 """
 
 _ARCH = re.compile(r"(?:sm_|compute_)?([0-9]{1,2})\.?([0-9])a?")

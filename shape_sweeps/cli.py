@@ -21,14 +21,14 @@ from types import FrameType
 from .errors import InputError, ReportLost
 from .streams import Stream, guarded_streams
 
-OK, FAILURE, BAD_INPUT, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
+OK, FAILURE, BAD_INPUT, INTERRUPTED, NO_READER, TERMINATED = 0, 1, 2, 130, 141, 143
 
 EXIT_CODES = """\
 exit codes:
   0    every case that ran passed, and at least one ran
   1    a case failed, or every case was skipped, so that nothing was checked
   2    bad input, or an output that cannot be written: one line on standard error says what and where
-  130  interrupted (Ctrl-C), after the report of what was done
+  130  interrupted (Ctrl-C; 143 by SIGTERM), after the report of what was done
   141  the reader of the report went away (as in "| head"); --json, --csv and --plot are written all the same
 Cases that --max-seconds skips do not change it; the last line of the report counts them.
 """
@@ -41,13 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes the process's own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        with guarded_streams() as stdout:
-            code = _main(arguments, stdout)
-            stdout.flush()
-            return _after(stdout, code)
-    except KeyboardInterrupt:  # between the lines
-        return INTERRUPTED
+    terminated: list[int] = []
+    with _terminable(terminated):
+        try:
+            with guarded_streams() as stdout:
+                code = _main(arguments, stdout)
+                stdout.flush()
+                code = _after(stdout, code)
+        except KeyboardInterrupt:  # between the lines
+            code = INTERRUPTED
+    return TERMINATED if terminated and code == INTERRUPTED else code
 
 
 def complain(message: object) -> None:
@@ -97,6 +100,29 @@ def _after(stdout: Stream, code: int) -> int:
 
 
 @contextlib.contextmanager
+def _terminable(terminated: list[int]) -> Iterator[None]:
+    """SIGTERM, by which schedulers end what has run too long, is an interrupt: reports are written, compilers stopped.
+
+    Args:
+        terminated: gets the signal's number.
+    """
+    usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """An interrupt of what is imported within ends the process at once, with one line.
 
@@ -108,10 +134,12 @@ def _interruptible() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGINT, _end)
+    terminable = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, terminable)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

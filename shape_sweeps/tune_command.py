@@ -49,7 +49,7 @@ exit codes:
   0    every problem is measured, or was before
   1    a problem could not be measured, --seconds were too few for it or its kernels, or a kernel failed
   2    bad input, no GPU to measure on, or a file that cannot be read or written: one line on standard error
-  130  interrupted (Ctrl-C), after the table of what was measured; that is kept
+  130  interrupted (Ctrl-C; 143 by SIGTERM), after the table of what was measured; that is kept
 """
 
 #: Kernels to build for a problem at most.

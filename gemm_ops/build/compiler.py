@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from ..kernels.sources import cutlass_version, generator_digest
 from .buildable import Buildable
 from .cache import LIBRARY, RECORD, SOURCE, BuildSlot, build_slot, find_library
 from .flags import FLAGS
+from .running import Compilers
 from .toolchain import Toolchain, find_toolchain
 
 #: Called for every kernel: the spec, the seconds it took, and whether it was there already.
@@ -50,8 +50,11 @@ def compile_command(spec: Buildable, toolchain: Toolchain, source: Path, library
     ]
 
 
-def build_kernel(spec: Buildable, *, quiet: bool = False) -> Path:
+def build_kernel(spec: Buildable, *, quiet: bool = False, compilers: Compilers | None = None) -> Path:
     """The library of a kernel, built if it is not in the cache yet (about a minute for SM90).
+
+    Args:
+        compilers: whose compiler it is, to be stopped with others; None: by an exception in this thread only.
 
     Raises:
         ToolchainError: if there is no compiler, no CUTLASS, or no place to write.
@@ -69,7 +72,7 @@ def build_kernel(spec: Buildable, *, quiet: bool = False) -> Path:
         if not quiet:
             print(f"gemm_ops: building {spec.title} ...", file=sys.stderr, flush=True)
         start = time.perf_counter()
-        library = _compile(spec, toolchain, slot)
+        library = _compile(spec, toolchain, slot, compilers or Compilers())
         if not quiet:
             print(f"gemm_ops: built in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         return library
@@ -86,7 +89,7 @@ def raise_failure(spec: Buildable) -> None:
         raise error
 
 
-def _compile(spec: Buildable, toolchain: Toolchain, slot: BuildSlot) -> Path:
+def _compile(spec: Buildable, toolchain: Toolchain, slot: BuildSlot, compilers: Compilers) -> Path:
     with lowering_lock:
         source = _source(spec)
     (slot.folder / SOURCE).write_text(source)
@@ -94,22 +97,15 @@ def _compile(spec: Buildable, toolchain: Toolchain, slot: BuildSlot) -> Path:
     start = time.perf_counter()
     # nvcc is told to keep its temporary files in the slot, which goes away with the build
     environment = {**os.environ, "TMPDIR": str(slot.folder)}
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-    )
+    code, output = compilers.run(command, environment)
     seconds = time.perf_counter() - start
-    if done.returncode != 0 or not (slot.folder / LIBRARY).is_file():
-        kept = slot.keep_failure(done.stdout)
+    if code != 0 or not (slot.folder / LIBRARY).is_file():
+        kept = slot.keep_failure(output)
         error = BuildError(
-            f"nvcc failed with exit code {done.returncode} on {spec.title}\n"
-            f"  source: {kept}\n  command: {shlex.join(command)}\n{_excerpt(done.stdout)}",
+            f"nvcc failed with exit code {code} on {spec.title}\n"
+            f"  source: {kept}\n  command: {shlex.join(command)}\n{_excerpt(output)}",
             command=shlex.join(command),
-            output=done.stdout,
+            output=output,
             source=str(kept),
         )
         remember_failure(spec, error)
@@ -123,7 +119,7 @@ def _compile(spec: Buildable, toolchain: Toolchain, slot: BuildSlot) -> Path:
         "cutlass": cutlass_version(),
         "seconds": round(seconds, 1),
         "command": command,
-        "output": done.stdout,
+        "output": output,
     }
     (slot.folder / RECORD).write_text(json.dumps(record, indent=1))
     return slot.publish()
@@ -171,11 +167,12 @@ def build_kernels(
     unique = list({spec.key: spec for spec in specs}.values())
     workers = jobs or len(os.sched_getaffinity(0))
     failures: list[BuildError] = []
+    compilers = Compilers()
 
     def build(spec: Buildable) -> tuple[float, bool]:
         start = time.perf_counter()
         cached = find_library(spec) is not None
-        build_kernel(spec, quiet=True)
+        build_kernel(spec, quiet=True, compilers=compilers)
         return time.perf_counter() - start, cached
 
     with ThreadPoolExecutor(max_workers=workers) as pool:
@@ -191,8 +188,12 @@ def build_kernels(
                     continue
                 if on_done is not None:
                     on_done(waiting[future], seconds, cached)
-        except BaseException:
+        except Exception:  # of on_done: what has begun is kept
             pool.shutdown(cancel_futures=True)
+            raise
+        except BaseException:  # interrupted: nobody waits for the rest
+            pool.shutdown(wait=False, cancel_futures=True)
+            compilers.stop()
             raise
     if failures:
         first = failures[0]

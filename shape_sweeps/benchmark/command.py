@@ -51,7 +51,7 @@ exit codes:
   0    everything that was reached was measured, and our results are right; targets may be missed
   1    a result of ours is wrong or was not computed, a kernel could not be built, or nothing was measured
   2    bad input, or an output that cannot be written: one line on standard error says what and where
-  130  interrupted (Ctrl-C), after the report of what was done; --json and the others are written
+  130  interrupted (Ctrl-C; 143 by SIGTERM), after the report of what was done; --json and the others are written
   141  the reader of the report went away (as in "| head"); --json and the others are written all the same
 """
 

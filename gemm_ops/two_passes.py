@@ -52,7 +52,7 @@ def find_tail(call: Call) -> Walk | CublasAlone | str:
     problem = call.problem
     if problem.element is None:
         return "the kernels take float16, bfloat16 and float32"
-    if (alone := find_alone(call)) is not None:
+    if problem.device.type == "cuda" and call.is_in_memory and (alone := find_alone(call)) is not None:
         return alone
     dtype = product_dtype(call.a, call.b, rounded=False)
     x = torch.empty(problem.output_shape, dtype=dtype, device="meta")
@@ -63,7 +63,7 @@ def find_tail(call: Call) -> Walk | CublasAlone | str:
 
 
 def find_alone(call: Call) -> CublasAlone | None:
-    """Whether cuBLAS computes the epilogue with the product, rounding once as a fused kernel does."""
+    """What cuBLAS computes with the product on a CUDA device, rounding once as a fused kernel does; or None."""
     tree = call.tree
     value, element = tree.outputs[0].value, call.problem.element
     if len(tree.outputs) > 1 or str(tree.outputs[0].dtype) != element or call.padded_output or tree.rounding != "once":
@@ -93,6 +93,7 @@ class OnePass:
 
     def __init__(self, call: Call, alone: CublasAlone) -> None:
         self.device = call.problem.device
+        self.shape = call.problem.output_shape
         self.bias = alone.bias
         self.output = call.epilogue.outputs[0]
         self.operand_names = tuple(operand.name for operand in call.epilogue.tree.operands)
@@ -111,15 +112,19 @@ class OnePass:
     ) -> dict[str, Tensor]:
         """Launches it on the current stream of the tensors' device; see :meth:`TwoPasses.run`."""
         with made_current(self.device), without_autocast(self.device.type):
+            given = out.get(self.output)
+            fits = given is not None and given.is_contiguous()
+            # not what PyTorch would allocate, which is a view of two dimensions, and autograd has rules for views
+            result = given if given is not None and fits else torch.empty(self.shape, dtype=a.dtype, device=a.device)
             if self.bias:
                 bias = operands[self.bias]
                 assert isinstance(bias, Tensor)
                 # not F.linear, which adds to what is rounded already where a is not contiguous
-                result = torch.addmm(bias, a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
+                torch.addmm(bias, a.reshape(-1, a.shape[-1]), b, out=result.view(-1, b.shape[-1]))
             else:
-                result = torch.matmul(a, b)
-            if out:
-                result = out[self.output].copy_(result)
+                torch.matmul(a, b, out=result)
+        if given is not None and not fits:
+            result = given.copy_(result)
         return {self.output: result}
 
 

@@ -148,7 +148,8 @@ def test_what_is_refused() -> None:
 # -- against calls that run -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EPILOGUES)
+# of identity there is no second pass on a CUDA device
+@pytest.mark.parametrize("name", [name for name in EPILOGUES if name != "identity"])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("shape", [(24, 40, 16), (5, 7, 3)], ids=str)
 def test_calls_on_the_host_launch_what_is_foreseen(

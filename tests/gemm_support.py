@@ -10,7 +10,7 @@ from torch import Tensor
 import epilogues as ep
 from epilogues import Aux, Column, Row, Scalar
 from epilogues.tree import EpilogueTree
-from gemm_ops.kernels.config import SM80_CONFIGS, SM90_CONFIGS
+from gemm_ops.kernels.config import SKINNY_CONFIGS, SM80_CONFIGS, SM90_CONFIGS
 from gemm_ops.kernels.spec import KernelSpec
 
 
@@ -23,8 +23,14 @@ def resolved(epilogue: ep.Epilogue, element: str = "bf16", dtypes: Mapping[str, 
 
 def spec_of(tree: EpilogueTree, family: str = "sm90", element: str = "bf16", arch: str = "") -> KernelSpec:
     """A kernel of a tree as ``linear`` asks for it: A by rows, B by columns."""
-    config = {"sm90": SM90_CONFIGS[0], "sm80": SM80_CONFIGS[0]}[family]
-    return KernelSpec(tree, config, element, "row", "column", arch or {"sm90": "90a", "sm80": "80"}[family])
+    swapped = next(config for config in SM90_CONFIGS if config.swapped)
+    config, usual = {
+        "sm90": (SM90_CONFIGS[0], "90a"),
+        "swapped": (swapped, "90a"),
+        "sm80": (SM80_CONFIGS[0], "80"),
+        "skinny": (SKINNY_CONFIGS[-1], "90"),
+    }[family]
+    return KernelSpec(tree, config, element, "row", "column", arch or usual)
 
 
 @ep.epilogue

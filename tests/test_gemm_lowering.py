@@ -74,8 +74,12 @@ ACCESS = {
     ("gate_unaligned", "sm80"): Access(operands=(0, 1), outputs=(1,), a=2, b=1),
     ("every_kind_batched", "sm90"): Access(operands=(0, 0, 0, STRIDED), outputs=(WHOLE, STRIDED), batched=True),
     ("every_kind_batched", "sm80"): Access(batched=True),
+    ("every_kind_batched", "swapped"): Access(batched=True),
+    ("every_kind_batched", "skinny"): Access(batched=True),
 }
 PAIRS = [(name, family) for name in TREES for family in FAMILIES]
+PAIRS += [("every_kind_batched", "swapped"), ("train_gelu", "swapped"), ("three_dtypes", "swapped")]
+PAIRS += [("every_kind_batched", "skinny"), ("casts_and_constants", "skinny"), ("train_gelu", "skinny")]
 
 
 def golden_spec(name: str, family: str) -> KernelSpec:

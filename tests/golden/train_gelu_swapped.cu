@@ -1,0 +1,231 @@
+// sm90_pingpong_160x64x64_1x2_swapped f16 row/column -> f16+f16, sm_90a
+// or CuTe makes up these columns of the widest of the above that divides them
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+#include <cuda_runtime.h>
+#include <cute/tensor.hpp>
+#include <cutlass/cutlass.h>
+#include <cutlass/numeric_types.h>
+#include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+
+#include "functors.cuh"
+
+struct OperandArgument {
+  void* data;
+  int64_t leading_dimension;
+  int64_t column_stride;
+  int64_t batch_stride;
+  float value;
+  int32_t reserved;
+};
+static_assert(sizeof(OperandArgument) == 40);
+
+struct OutputArgument {
+  void* data;
+  int64_t leading_dimension;
+  int64_t column_stride;
+  int64_t batch_stride;
+};
+static_assert(sizeof(OutputArgument) == 32);
+
+struct GemmArguments {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t batch;
+  void* a;
+  int64_t lda;
+  int64_t batch_stride_a;
+  void* b;
+  int64_t ldb;
+  int64_t batch_stride_b;
+  int32_t device;
+  int32_t multiprocessors;
+  int32_t swizzle;
+  int32_t reserved;
+  OperandArgument operands[16];
+  OutputArgument outputs[8];
+};
+static_assert(sizeof(GemmArguments) == 992);
+
+namespace {
+
+using TileShape = cute::Shape<cute::_64, cute::_160, cute::_64>;
+using ClusterShape = cute::Shape<cute::_2, cute::_1, cute::_1>;
+using KernelSchedule = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
+using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecialized;
+using EpilogueTile = cutlass::epilogue::collective::EpilogueTileAuto;
+using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
+    TileShape, EpilogueTile, void, cutlass::half_t, EpilogueSchedule>;
+
+// output 1, stored as f16
+template <class T> struct Functor1;
+template <> struct Functor1<float> {
+  CUTLASS_DEVICE static float apply(float leaf0, float leaf1) {
+    namespace fn = ep::fast;
+    auto const v0 = fn::add(leaf0, leaf1);
+    return v0;
+  }
+};
+template <int Size> struct Functor1<cutlass::Array<float, Size>> {
+  using Fragment = cutlass::Array<float, Size>;
+  template <class... Ignored>
+  CUTLASS_DEVICE Fragment operator()(Fragment const& leaf0, Fragment const& leaf1, Ignored const&...) const {
+    Fragment result;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Size; ++i) {
+      result[i] = Functor1<float>::apply(leaf0[i], leaf1[i]);
+    }
+    return result;
+  }
+};
+
+// output 0, stored as f16
+template <class T> struct Functor0;
+template <> struct Functor0<float> {
+  CUTLASS_DEVICE static float apply(float leaf0) {
+    namespace fn = ep::fast;
+    auto const v0 = fn::gelu_tanh(leaf0);
+    return v0;
+  }
+};
+template <int Size> struct Functor0<cutlass::Array<float, Size>> {
+  using Fragment = cutlass::Array<float, Size>;
+  template <class... Ignored>
+  CUTLASS_DEVICE Fragment operator()(Fragment const& leaf0, Ignored const&...) const {
+    Fragment result;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Size; ++i) {
+      result[i] = Functor0<float>::apply(leaf0[i]);
+    }
+    return result;
+  }
+};
+
+
+using Accum = cutlass::epilogue::fusion::Sm90AccFetch;
+
+using Operand0 = cutlass::epilogue::fusion::Sm90ColBroadcast<
+    0 /*Stages*/, typename EpilogueDescriptor::TileShape, cutlass::half_t, cutlass::half_t,
+    cute::Stride<cute::Int<1>, cute::Int<0>, cute::Int<0>>
+>;
+
+using Value1 = cutlass::epilogue::fusion::Sm90Compute<
+    Functor1, float, float,
+    cutlass::FloatRoundStyle::round_to_nearest
+>;
+
+using EVTValue1 = cutlass::epilogue::fusion::Sm90EVT<
+    Value1,
+    Accum,
+    Operand0>;
+
+using Output1Descriptor = cutlass::epilogue::collective::detail::AuxStoreDescriptor<
+    EpilogueDescriptor, cute::Stride<cute::Int<1>, int64_t, cute::Int<0>>, cutlass::half_t
+>;
+
+using Output1 = cutlass::epilogue::fusion::Sm90AuxStore<
+    Output1Descriptor::Stages, typename Output1Descriptor::EpilogueTile, cutlass::half_t,
+    cutlass::FloatRoundStyle::round_to_nearest, cute::Stride<cute::Int<1>, int64_t, cute::Int<0>>, typename Output1Descriptor::SmemLayoutAtom,
+    typename Output1Descriptor::CopyOpR2S
+>;
+
+using EVTOutput1 = cutlass::epilogue::fusion::Sm90EVT<
+    Output1,
+    EVTValue1>;
+
+using Value0 = cutlass::epilogue::fusion::Sm90Compute<
+    Functor0, cutlass::half_t, float,
+    cutlass::FloatRoundStyle::round_to_nearest
+>;
+
+using EVTValue0 = cutlass::epilogue::fusion::Sm90EVT<
+    Value0,
+    EVTOutput1>;
+
+using ElementD = cutlass::half_t;
+using StrideD = cute::Stride<cute::Int<1>, int64_t, cute::Int<0>>;
+using ElementC = void;
+using StrideC = StrideD;
+
+using Visitor = EVTValue0;
+
+// The alignment arguments of the builders choose the copy instruction (TMA) and are checked against strides and
+// pointers by the caller; extents need no alignment.
+using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape, EpilogueTile,
+    float, float,
+    ElementC, StrideC, 0,
+    ElementD, StrideD, 128 / cutlass::sizeof_bits<ElementD>::value,
+    EpilogueSchedule, Visitor>::CollectiveOp;
+
+using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+    cutlass::half_t, cutlass::layout::RowMajor, 8,
+    cutlass::half_t, cutlass::layout::ColumnMajor, 8,
+    float, TileShape, ClusterShape,
+    cutlass::gemm::collective::StageCountAutoCarveout<
+        static_cast<int>(sizeof(typename CollectiveEpilogue::SharedStorage))>,
+    KernelSchedule>::CollectiveOp;
+
+using Kernel = cutlass::gemm::kernel::GemmUniversal<
+    cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
+using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
+
+typename Gemm::Arguments make_arguments(GemmArguments const& args) {
+  using Element = cutlass::half_t;
+  // StrideA and StrideB have a constant 1 where the operand is contiguous
+  typename Kernel::StrideA stride_a{};
+  typename Kernel::StrideB stride_b{};
+  cute::get<0>(stride_a) = args.ldb;
+  cute::get<0>(stride_b) = args.lda;
+  StrideD stride_d = cute::make_stride(cute::Int<1>{}, args.outputs[0].leading_dimension, cute::Int<0>{});
+
+  typename Gemm::Arguments arguments{
+      cutlass::gemm::GemmUniversalMode::kGemm,
+      {static_cast<int>(args.n), static_cast<int>(args.m), static_cast<int>(args.k), 1},
+      {static_cast<Element const*>(args.b), stride_a, static_cast<Element const*>(args.a), stride_b},
+      {{{{{}, {static_cast<cutlass::half_t*>(args.operands[0].data), cutlass::half_t(0), {}}, {}}, {static_cast<cutlass::half_t*>(args.outputs[1].data), cute::make_stride(cute::Int<1>{}, args.outputs[1].leading_dimension, cute::Int<0>{})}}, {}}, nullptr, stride_d,
+       static_cast<ElementD*>(args.outputs[0].data), stride_d}};
+  arguments.hw_info.device_id = args.device;
+  arguments.hw_info.sm_count = args.multiprocessors;
+  arguments.scheduler.max_swizzle_size = args.swizzle;
+  return arguments;
+}
+
+}  // namespace
+
+// The functions that Python calls; the same in every kernel.
+
+// Bytes of device memory that gemm_run needs for these arguments.
+extern "C" __attribute__((visibility("default"))) int64_t gemm_workspace_size(GemmArguments const* args) {
+  return static_cast<int64_t>(Gemm::get_workspace_size(make_arguments(*args)));
+}
+
+// Launches on the stream and returns at once.  Zero, or a CUTLASS status with a CUDA error code above it.
+extern "C" __attribute__((visibility("default"))) int gemm_run(
+    GemmArguments const* args, void* workspace, void* stream) {
+  Gemm gemm;
+  cudaStream_t const on = static_cast<cudaStream_t>(stream);
+  cutlass::Status status = gemm.initialize(make_arguments(*args), workspace, on);
+  if (status == cutlass::Status::kSuccess) {
+    status = gemm.run(on);
+  }
+  if (status == cutlass::Status::kSuccess) {
+    return 0;
+  }
+  // also clears a launch error that is not sticky, so that the next CUDA call does not report it as its own
+  cudaError_t const error = cudaGetLastError();
+  return static_cast<int>(status) | (static_cast<int>(error) << 8);
+}
+
+// What a return value of gemm_run says, in words.
+extern "C" __attribute__((visibility("default"))) char const* gemm_status_text(int code) {
+  return cutlass::cutlassGetStatusString(static_cast<cutlass::Status>(code & 0xff));
+}
+
+extern "C" __attribute__((visibility("default"))) char const* gemm_cuda_error_text(int code) {
+  return cudaGetErrorString(static_cast<cudaError_t>(code >> 8));
+}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,12 @@ def wait_until(condition: object, seconds: float = 20) -> None:
 
 
 @pytest.fixture(autouse=True)
-def none_left() -> None:
+def none_left() -> Iterator[None]:
+    """None is there before; and interrupts count, which what a shell runs in the background is told to ignore."""
     assert processes() == 0
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_output_and_exit_code() -> None:

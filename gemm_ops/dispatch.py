@@ -62,7 +62,7 @@ class Decision:
         kernel: the fused kernel configuration's name; None for other backends.
         reason: why this backend, in words.
         spec: the kernel, for :func:`gemm_ops.build_kernels`, of "cublas" that of the epilogue; None for the reference
-            backend.
+            backend, and where cuBLAS computes all of it.
         addressing: how the tensors reach a fused kernel; None for other backends.
         routes: the same in words, a line for each tensor: as it is, at its own alignment, or copied first, and why.
         loss: whether not fusing loses something the user may want to know of.

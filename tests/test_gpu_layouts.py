@@ -36,6 +36,11 @@ def both_sizes(acc, residual: Aux, wide: Aux):
     return {"D": torch.relu(z) * residual, "z": ep.cast(z, "f32")}
 
 
+@ep.epilogue
+def beside_every_tile(acc, residual: Aux):
+    return {"D": torch.relu(acc) * residual, "z": ep.cast(acc, "f32")}
+
+
 @dataclass(frozen=True)
 class Layout:
     """One call: shapes of a and b as batch dimensions, M, N, K, and how each tensor lies."""
@@ -152,15 +157,29 @@ def forget_choices() -> None:
     plan._plans.clear()
 
 
+#: Those that take matrices at any alignment.
+ANYWHERE = [config for config in families.CONFIGS["sm90"] if not config.swapped and config.tile[1] % 32 == 0]
+
+
 def tile_specs() -> list[Any]:
-    """The kernels of the test of every tile."""
-    a, b, operands, guarded = misaligned(129, 257, "off")
-    out = {name: one.view for name, one in guarded.items()}
+    """The kernels of the tests of every tile."""
     found: list[Any] = []
-    for config in families.CONFIGS["sm90"]:
-        with only(config), gemm_ops.use_backend("sm90"):
-            found.append(gemm_ops.backend_for(a, b, both_sizes, out=out, **operands).spec)
+    for configs, epilogue, problem in (
+        (ANYWHERE, both_sizes, misaligned(129, 257, "off")),
+        (families.CONFIGS["sm90"], beside_every_tile, whole(128, 256)),
+    ):
+        a, b, operands, guarded = problem
+        out = {name: one.view for name, one in guarded.items()}
+        for config in configs:
+            with only(config), gemm_ops.use_backend("sm90"):
+                found.append(gemm_ops.backend_for(a, b, epilogue, out=out, **operands).spec)
     return found
+
+
+def whole(m: int, n: int) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, GuardedBuffer]]:
+    """A problem of :func:`beside_every_tile`, all of whose matrices lie in 16 bytes."""
+    a, b, operands, guarded = misaligned(m, n, "contiguous")
+    return a, b, {"residual": operands["residual"]}, guarded
 
 
 def other_specs() -> list[Any]:
@@ -216,6 +235,16 @@ def check(
 
 
 @pytest.mark.parametrize("config", families.CONFIGS["sm90"], ids=lambda config: config.name)
+def test_every_tile_of_whole_matrices(config: KernelConfig) -> None:
+    """By TMA, whose last pieces of 16 bytes end where the rows do."""
+    rows, columns, _ = config.tile
+    with only(config), gemm_ops.use_backend("sm90"):
+        for m in (1, 7, rows - 1, rows, rows + 1, 3 * rows + 5):
+            for n in (8, columns - 8, columns, columns + 8, 2 * columns + 24):
+                check(beside_every_tile, *whole(m, n))
+
+
+@pytest.mark.parametrize("config", ANYWHERE, ids=lambda config: config.name)
 def test_every_tile_at_every_edge(config: KernelConfig) -> None:
     """Misaligned rows whose ends lie anywhere in a tile, in a piece of 16 bytes and in the matrix's last piece."""
     rows, columns, _ = config.tile

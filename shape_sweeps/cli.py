@@ -65,6 +65,7 @@ def _main(arguments: Sequence[str], stdout: Stream) -> int:
         chosen = options.parser().parse_args(arguments)
         if chosen.command == "list":
             return commands.list_choices()
+        commands.check_variables()
         if chosen.command == "benchmark":
             return commands.benchmark(chosen, arguments, stdout)
         if chosen.command == "explain":

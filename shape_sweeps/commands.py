@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gemm_ops.tuner.context import seconds_of_tuning, way_of_tuning
+from gemm_ops.when_to_build import way_of_building
+
 from . import build_command, cases, explain_command, export, plots, report, tune_command
 from .benchmark import command as benchmark_command
 from .catalogue import FORMULAS
 from .cli import BAD_INPUT, FAILURE, INTERRUPTED, OK
 from .environment import describe
-from .errors import ReportLost
+from .errors import InputError, ReportLost
 from .options import select, select_for_build, select_for_tuning
 from .outputs import Output, check_distinct, prepare, write_or_complain
 from .records import PASSED, Sweep
@@ -151,6 +154,19 @@ def _exit_code(sweep: Sweep, written: bool) -> int:
     if not written:
         return BAD_INPUT
     return FAILURE if sweep.failures or not sweep.count(PASSED) else OK
+
+
+def check_variables() -> None:
+    """Refuses values of environment variables that every call would raise an error for.
+
+    Raises:
+        InputError: which says the variable.
+    """
+    for read in (way_of_tuning, seconds_of_tuning, way_of_building):
+        try:
+            read()
+        except ValueError as error:
+            raise InputError(str(error)) from error
 
 
 _BACKENDS = {

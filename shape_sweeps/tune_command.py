@@ -124,7 +124,8 @@ def run(options: argparse.Namespace, cases: Sequence[Case], epilogues: Mapping[s
     device = _device_name(options) if options.export is not None else ""
     for name, records in merged:
         newer = _newer(records)
-        known.remember(newer)
+        if unkept := known.remember(newer):
+            raise InputError(f"--merge: {name!r}: {one_line(unkept[0])}")
         text = f"{count(len(records), 'result')} in {name}: {len(newer)} new or newer"
         console.print(f"{text}, {len(records) - len(newer)} known", soft_wrap=True)
     code = OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,11 @@ def test_small_entries_that_stay_in_the_cache_are_told_of() -> None:
         (["--replay", "list.json"], "got None"),
         (["--replay", "damaged.json"], "--replay damaged.json: is damaged: KeyError: 'median_us'"),
         (["--replay", "zero.json"], "--replay zero.json: is damaged: ValueError: 0.0 is no time"),
+        (["--replay", "huge.json"], "--replay huge.json: is damaged: OverflowError"),
+        (["--replay", "twice.json"], "--replay twice.json: is damaged: ValueError: 4096x4096x4096 "),
+        (["--replay", "nowhere.json"], "--replay nowhere.json: is damaged: "),
+        (["--replay", "negative.json"], "--replay negative.json: is damaged: ValueError: extents "),
+        (["--replay", "unknown.json"], "--replay unknown.json: is damaged: ValueError: 'no_such' is none of identity"),
         (["--replay", "binary.json"], "--replay binary.json: cannot be read"),
         (["--replay", "good.json", "--warm"], "--warm: does not go with --replay"),
         (["--replay", "good.json", "--seconds-per-case", "1"], "--seconds-per-case: does not go with --replay"),
@@ -365,6 +371,11 @@ def test_bad_input_is_one_line_and_exit_code_2(
         "list": "[]",
         "damaged": good.replace('"median_us"', '"mean_us"'),
         "zero": good.replace('"median_us": 95.0', '"median_us": 0.0'),
+        "huge": good.replace('"median_us": 95.0', f'"median_us": {10**400}'),
+        "twice": json.dumps({**json.loads(good), "entries": json.loads(good)["entries"][:1] * 2}),
+        "nowhere": json.dumps({**json.loads(good), "environment": []}),
+        "negative": re.sub('"m": [0-9]+', '"m": -5', good, count=1),
+        "unknown": re.sub('"epilogue": "[a-z_]+"', '"epilogue": "no_such"', good, count=1),
     }.items():
         (tmp_path / f"{name}.json").write_text(text)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\xd8")

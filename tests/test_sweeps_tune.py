@@ -59,6 +59,31 @@ def test_bad_input(knowing: Path, capsys: pytest.CaptureFixture[str], arguments:
     assert (code, out) == (2, "") and said in err and err.count("\n") == 1
 
 
+def test_what_cannot_be_kept_is_an_error(
+    knowing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(write_records(H200.name, [result_of(call_on_h200(64, 64, 64), {"a": 1.0})]))
+    (tmp_path / "no folder").touch()
+    monkeypatch.setenv("GEMM_OPS_CACHE", str(tmp_path / "no folder"))
+    with pytest.warns(RuntimeWarning, match="not kept"):
+        code, out, err = run(capsys, "--merge", str(file))
+    assert (code, out) == (2, "") and "--merge" in err and "cannot be read or written" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("GEMM_OPS_TUNE", "1"), ("GEMM_OPS_TUNE_SECONDS", "soon"), ("GEMM_OPS_BUILD", "later")]
+)
+@pytest.mark.parametrize("command", [["run", "--quick"], ["explain", "gate", "--shape", "8,8,8"], ["tune", "--show"]])
+def test_variables_that_mean_nothing(
+    command: list[str], variable: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    code = cli.main(command)
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "") and variable in err and err.count("\n") == 1
+
+
 def test_results_are_merged_shown_and_exported(
     knowing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

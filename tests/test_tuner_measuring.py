@@ -82,7 +82,22 @@ def test_files_that_are_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("problem", "3 x 4"), ("us", {}), ("us", {"a": -1}), ("us", {"a": "1"}), ("best", "z")]
+    ("field", "value"),
+    [
+        ("problem", "3 x 4"),
+        ("problem", "0 x 64 x 64, bf16, row/column, aligned"),
+        ("problem", f"{'9' * 5000} x 64 x 64, bf16, row/column, aligned"),
+        ("us", {}),
+        ("us", {"a": -1}),
+        ("us", {"a": "1"}),
+        ("us", {"a": 10**400}),
+        ("best", "z"),
+        ("best", ["a"]),
+        ("best", {}),
+        ("date", "yesterday"),
+        ("date", "2026-11-30T12:00:00Z"),
+        ("date", None),
+    ],
 )
 def test_a_result_that_makes_no_sense_is_passed_over_alone(field: str, value: object) -> None:
     good, bad = (result_of(call_on_h200(m, 64, 64), {"a": 1.0}) for m in (64, 128))
@@ -105,7 +120,7 @@ def test_results_are_found_again_by_other_processes(knowing: Path) -> None:
 
 def test_the_users_results_come_before_the_packages(knowing: Path) -> None:
     call = call_on_h200(64, 64, 64)
-    shipped, own = result_of(call, {"a": 1.0}), result_of(call, {"a": 2.0}, date="2020-01-01")
+    shipped, own = result_of(call, {"a": 1.0}), result_of(call, {"a": 2.0}, date="2020-01-01 00:00:00")
     known.merge_into(known.shipped_file(H200.name), H200.name, {shipped.key: shipped})
     assert known.find(*shipped.key) == shipped and not known.users_results(H200.name)
     known.remember([own])
@@ -128,6 +143,38 @@ def test_a_broken_file_is_said_once_and_put_aside_when_written(knowing: Path) ->
     assert known.read_file(path) == (record,)
 
 
+def test_what_cannot_be_read_is_not_replaced(knowing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = known.users_file(H200.name)
+    old, new = (result_of(call_on_h200(m, 64, 64), {"a": 1.0}) for m in (64, 128))
+    known.remember([old])
+    known.forget()
+    before = path.read_bytes()
+
+    def refuse(self: Path, *args: object, **options: object) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refuse)
+        patch.setattr(Path, "read_bytes", refuse)
+        with pytest.warns(RuntimeWarning, match=r"not kept: .* cannot be read or written"):
+            (why,) = known.remember([new])
+    assert "Permission denied" in why and path.read_bytes() == before
+    assert not path.with_name(f"{path.name}.broken").exists()
+
+
+def test_what_is_not_understood_is_kept_beside_the_file(knowing: Path) -> None:
+    path = known.users_file(H200.name)
+    first, second, new = (result_of(call_on_h200(m, 64, 64), {"a": 1.0}) for m in (64, 128, 192))
+    known.remember([first, second])
+    found = json.loads(path.read_text())
+    found["results"][0]["problem"] = "of a later version"
+    path.write_text(json.dumps(found))
+    with pytest.warns(RuntimeWarning, match="a result is passed over: result 1"):
+        assert known.remember([new]) == ()
+    assert len(known.read_file(path)) == 2
+    assert "of a later version" in path.with_name(f"{path.name}.broken").read_text()
+
+
 def test_where_nothing_can_be_written_results_count_here(knowing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (knowing.parent / "file").touch()
     monkeypatch.setenv("GEMM_OPS_CACHE", str(knowing.parent / "file"))
@@ -144,7 +191,7 @@ from gemm_ops.tuner.classes import ProblemClass
 from gemm_ops.tuner.records import Measured
 for m in range(20):
     problem = ProblemClass("a device", "bf16", "row/column", "aligned", m + 1, int(sys.argv[1]), 8)
-    known.remember([Measured(problem, "-> bf16, 0 instructions", {"a": 1.0}, "a")])
+    known.remember([Measured(problem, "-> bf16, 0 instructions", {"a": 1.0}, "a", date="2026-11-30 12:00:00")])
 """
 
 

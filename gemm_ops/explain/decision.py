@@ -186,7 +186,7 @@ def _gemm_reason(facts: Facts) -> str:
     fused = f"the fused kernel {in_time(times.fused_arithmetic)} of arithmetic"
     spec = facts.kernel.spec
     if spec is not None and uses_older_instructions(spec.config.family, facts.device):
-        slower = f"{in_time(fused_gemm)} in an {spec.config.family} kernel, whose mma.sync is slower"
+        slower = f"{in_time(fused_gemm)} in a kernel of the {spec.config.family} family, whose mma.sync is slower"
         return f"The GEMM takes about {in_time(times.gemm_expected)} in PyTorch and {slower}; {eager}, {fused}."
     if times.copies:
         fused += f" and {in_time(times.copies)} for copies into padded rows"

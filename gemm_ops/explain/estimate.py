@@ -165,7 +165,7 @@ def copied_bytes(addressing: Addressing, element: str, operands: Mapping[str, tu
 
 def uses_older_instructions(family: str, device: Device) -> bool:
     """Whether a family's kernels do not use the matrix instructions that a device's peak rate is of."""
-    return family in ("sm80", "skinny") and device.capability[0] in (9, 10)
+    return family == "sm80" and device.capability[0] in (9, 10)
 
 
 def instructions_of(tree: EpilogueTree, cost: Cost) -> int:

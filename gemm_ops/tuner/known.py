@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 import threading
 import warnings
@@ -86,8 +87,12 @@ def known_files() -> dict[Path, Results]:
     return {path: _read(path) for folder in folders for path in sorted(folder.glob("*.json"))}
 
 
-def remember(records: Iterable[Measured]) -> None:
-    """Keeps results, in this process and in the user's file; those of the same classes are replaced."""
+def remember(records: Iterable[Measured]) -> tuple[str, ...]:
+    """Keeps results, in this process and in the user's file; those of the same classes are replaced.
+
+    Gives why some are in no file, in words, which is said as well; () where all are.
+    """
+    unkept: list[str] = []
     by_device: dict[str, Results] = {}
     for record in records:
         by_device.setdefault(record.problem.device, {})[record.key] = record
@@ -98,7 +103,9 @@ def remember(records: Iterable[Measured]) -> None:
             try:
                 merge_into(path, device, results)
             except OSError as error:
-                _say(f"what tuning found is not kept: {path} cannot be written ({error})")
+                unkept.append(f"what tuning found is not kept: {path} cannot be read or written ({error})")
+                _say(unkept[-1])
+    return tuple(unkept)
 
 
 def forget() -> None:
@@ -109,13 +116,15 @@ def forget() -> None:
 
 
 def merge_into(path: Path, device: str, results: Results) -> None:
-    """Adds results of a device to a file.
+    """Adds results of a device to a file.  What of it cannot be understood is kept beside it.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if it cannot be written, or is there and cannot be read.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        if path.exists():
+            path.read_bytes()  # what cannot be read is not to be replaced
         there = _read(path, put_aside=True)
         text = write_records(device, {**there, **results}.values())
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -169,13 +178,16 @@ def _read(path: Path, *, put_aside: bool = False) -> Results:
         return {}
     stamp = state.st_mtime_ns, state.st_size
     with _lock:
-        if (found := _files.get(path)) is not None and found[0] == stamp:
+        if (found := _files.get(path)) is not None and found[0] == stamp and not put_aside:
             return found[1]
+    aside = path.with_name(f"{path.name}.broken")
     try:
         records, faults = read_records(path.read_text())
-    except (RecordError, OSError, UnicodeDecodeError) as error:
-        aside = path.with_name(f"{path.name}.broken")
-        if put_aside and not isinstance(error, OSError):
+    except OSError as error:
+        _say(f"{path} is passed over: it cannot be read ({error})")
+        return {}
+    except (RecordError, UnicodeDecodeError) as error:
+        if put_aside:
             os.replace(path, aside)
             _say(f"{path} is not what tuning writes ({error}): it is now {aside.name}")
         else:
@@ -183,6 +195,8 @@ def _read(path: Path, *, put_aside: bool = False) -> Results:
         return {}
     for fault in faults:
         _say(f"{path}: a result is passed over: {fault}")
+    if faults and put_aside:
+        shutil.copyfile(path, aside)
     results = {record.key: record for record in records}
     with _lock:
         _files[path] = stamp, results

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -53,6 +52,10 @@ NOT_BUILT = "not built"
 #: A fused kernel that is so much slower than something else is still taken: it is one launch.
 FUSED_MARGIN = 1.01
 
+_EXTENTS = ("m", "n", "k", "batch")
+_MOST_DIGITS = 19
+_MOST_MICROSECONDS = 1e12
+_DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _PROBLEM = re.compile(
     r"(?:(?P<batch>\d+) of )?(?P<m>\d+) x (?P<n>\d+) x (?P<k>\d+), (?P<element>\w+), "
     r"(?P<layouts>(?:row|column)/(?:row|column)), (?P<access>.+)"
@@ -183,13 +186,19 @@ def _from_json(device: str, entry: object) -> Measured:
     match = _PROBLEM.fullmatch(str(entry.get("problem")))
     if match is None:
         raise RecordError(f"no problem: {entry.get('problem')!r}")
-    extents = {name: int(match[name] or 1) for name in ("m", "n", "k", "batch")}
+    if any(len(match[name] or "") > _MOST_DIGITS for name in _EXTENTS):
+        raise RecordError("an extent is too large")
+    extents = {name: int(match[name] or 1) for name in _EXTENTS}
+    if 0 in extents.values():
+        raise RecordError(f"an extent is 0: {entry['problem']}")
     problem = ProblemClass(device, match["element"], match["layouts"], match["access"], **extents)
     times = entry.get("us")
     if not isinstance(times, dict) or not times or not all(map(_is_time, times.values())):
         raise RecordError(f"no times of {entry['problem']}")
-    if entry.get("best") not in times:
+    if not isinstance(entry.get("best"), str) or entry["best"] not in times:
         raise RecordError(f"the best of {entry['problem']} has no time")
+    if not _DATE.fullmatch(str(entry.get("date"))):  # results are told by it: the newer one counts
+        raise RecordError(f"the date of {entry['problem']} is not such as 2026-11-30 22:15:00: {entry.get('date')!r}")
     texts = {name: str(entry.get(name, "")) for name in ("model", "date", "example")}
     dicts = {name: _texts(entry.get(name)) for name in ("dropped", "versions")}
     rounds = entry.get("rounds")
@@ -199,7 +208,7 @@ def _from_json(device: str, entry: object) -> Measured:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _MOST_MICROSECONDS
 
 
 def _texts(value: object) -> dict[str, str]:

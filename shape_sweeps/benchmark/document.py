@@ -39,6 +39,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import epilogues as ep
+
 from ..errors import InputError
 from ..shapes import Shape
 from ..timing import Sample
@@ -145,17 +147,26 @@ def from_json(text: str, where: str) -> Results:
         raise InputError(f"{where}: expected a document of schema {SCHEMA!r}, got {schema!r}")
     try:
         return _results(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{where}: is damaged: {type(error).__name__}: {error}") from error
 
 
 def _results(document: Mapping[str, Any]) -> Results:
     settings = {key: value for key, value in document["settings"].items() if key != "dtype"}
+    environment = document["environment"]
+    if not isinstance(environment, dict):
+        raise ValueError("environment is no object")
+    entries = [_entry(found) for found in document["entries"]]
+    seen: set[Problem] = set()
+    for entry in entries:
+        if entry.problem in seen:
+            raise ValueError(f"{entry.problem.shape} {entry.problem.epilogue} is there twice")
+        seen.add(entry.problem)
     return Results(
-        environment=dict(document["environment"]),
+        environment={**environment, "time": str(environment.get("time") or "")},
         command=list(document["command"]),
         settings=settings,
-        entries=[_entry(found) for found in document["entries"]],
+        entries=entries,
         planned=int(document["summary"]["planned"]),
         interrupted=bool(document["summary"]["interrupted"]),
         host={name: _positive(value) for name, value in (document["host"] or {}).items()},
@@ -165,7 +176,10 @@ def _results(document: Mapping[str, Any]) -> Results:
 
 
 def _entry(found: Mapping[str, Any]) -> Entry:
-    shape = Shape(*(int(found[extent]) for extent in "mnk"))
+    extents = [found[extent] for extent in "mnk"]
+    if not all(type(extent) is int and 0 < extent < 2**63 for extent in extents):
+        raise ValueError(f"extents {extents} are none")
+    shape = Shape(*extents)
     contestants = {
         name: Contestant(
             {series: _sample(times) for series, times in one["times"].items()},
@@ -176,7 +190,7 @@ def _entry(found: Mapping[str, Any]) -> Entry:
         for name, one in found["contestants"].items()
     }
     return Entry(
-        Problem(shape, str(found["epilogue"]), _one_of(GROUPS, found["group"])),
+        Problem(shape, _one_of(ep.builders.SUITE, found["epilogue"]), _one_of(GROUPS, found["group"])),
         status=_one_of((MEASURED, FAILED, SKIPPED), found["status"]),
         **{key: str(found[key]) for key in ("reason", "backend", "kernel", "why")},
         copies=int(found["copies"]),

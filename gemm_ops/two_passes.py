@@ -12,6 +12,7 @@ epilogue, or a bias alone, which cuBLAS adds before it rounds, there is no secon
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -86,17 +87,22 @@ def make_unfused(call: Call, tail: Walk | CublasAlone) -> TwoPasses | OnePass:
     return OnePass(call, tail) if isinstance(tail, CublasAlone) else TwoPasses(call, tail)
 
 
-class OnePass:
-    """cuBLAS alone, as a plan: see :class:`CublasAlone`."""
+def _padded_outputs(call: Call, device: torch.device | str) -> dict[str, Tensor]:
+    """New outputs with rows at multiples of 16 bytes, where the call asks for such; else none."""
+    if not call.padded_output:
+        return {}
+    shape = call.problem.output_shape
+    dtypes = [torch_dtype(str(store.dtype)) for store in call.tree.outputs]
+    names = call.epilogue.outputs
+    return {name: empty_padded(shape, dtype=dtype, device=device) for name, dtype in zip(names, dtypes, strict=True)}
+
+
+class _Unfused(ABC):
+    """A plan as :class:`gemm_ops.plan.Plan` is one, of what PyTorch multiplies: made once for a class of calls."""
 
     is_native = False
-
-    def __init__(self, call: Call, alone: CublasAlone) -> None:
-        self.device = call.problem.device
-        self.shape = call.problem.output_shape
-        self.bias = alone.bias
-        self.output = call.epilogue.outputs[0]
-        self.operand_names = tuple(operand.name for operand in call.epilogue.tree.operands)
+    #: of the epilogue, in order
+    operand_names: tuple[str, ...]
 
     def native_form(self) -> NativeForm:
         """By Python: what PyTorch multiplies."""
@@ -107,10 +113,34 @@ class OnePass:
         a, b, *operands = values
         return tuple(self.run(a, b, dict(zip(self.operand_names, operands, strict=True)), {}).values())
 
+    @abstractmethod
     def run(
         self, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Launches it on the current stream of the tensors' device; see :meth:`TwoPasses.run`."""
+        """Launches all of it on the current stream of the tensors' device.
+
+        Args:
+            a, b, operands: tensors as the plan was made for.
+            out: the caller's outputs by name; empty to allocate.
+
+        Raises:
+            LaunchError: if the epilogue's kernel does not start.
+        """
+
+
+class OnePass(_Unfused):
+    """cuBLAS alone: see :class:`CublasAlone`."""
+
+    def __init__(self, call: Call, alone: CublasAlone) -> None:
+        self.device = call.problem.device
+        self.shape = call.problem.output_shape
+        self.bias = alone.bias
+        self.output = call.epilogue.outputs[0]
+        self.operand_names = tuple(operand.name for operand in call.epilogue.tree.operands)
+
+    def run(
+        self, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         with made_current(self.device), without_autocast(self.device.type):
             given = out.get(self.output)
             fits = given is not None and given.is_contiguous()
@@ -128,48 +158,19 @@ class OnePass:
         return {self.output: result}
 
 
-def _padded_outputs(call: Call, device: torch.device | str) -> dict[str, Tensor]:
-    """New outputs with rows at multiples of 16 bytes, where the call asks for such; else none."""
-    if not call.padded_output:
-        return {}
-    shape = call.problem.output_shape
-    dtypes = [torch_dtype(str(store.dtype)) for store in call.tree.outputs]
-    names = call.epilogue.outputs
-    return {name: empty_padded(shape, dtype=dtype, device=device) for name, dtype in zip(names, dtypes, strict=True)}
-
-
-class TwoPasses:
-    """A plan as :class:`gemm_ops.plan.Plan` is one: made once for a class of calls."""
-
-    is_native = False
+class TwoPasses(_Unfused):
+    """cuBLAS, then one kernel for the epilogue."""
 
     def __init__(self, call: Call, walk: Walk) -> None:
         problem = call.problem
         self.device = problem.device
         self.tail = ElementwisePlan(call.epilogue, call.tree, walk.spec, walk.layout, problem.device)
+        self.operand_names = self.tail.operand_names
         self.padded_shape = problem.output_shape if call.padded_output else None
-
-    def native_form(self) -> NativeForm:
-        """By Python: what PyTorch multiplies."""
-        return BY_PYTHON
-
-    def run_values(self, values: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """The outputs in order, of a, b and the operands in order."""
-        a, b, *operands = values
-        return tuple(self.run(a, b, dict(zip(self.tail.operand_names, operands, strict=True)), {}).values())
 
     def run(
         self, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Launches both on the current stream of the tensors' device.
-
-        Args:
-            a, b, operands: tensors as the plan was made for.
-            out: the caller's outputs by name; empty to allocate.
-
-        Raises:
-            LaunchError: if the kernel does not start.
-        """
         if self.padded_shape is not None:
             shape, device = self.padded_shape, self.device
             out = {name: empty_padded(shape, dtype=dtype, device=device) for name, dtype in self.tail.outputs}

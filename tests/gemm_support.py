@@ -1,8 +1,12 @@
-"""What the CPU tests of ``gemm_ops`` share: resolved trees, kernels of them, and matrices that lie in some way."""
+"""What the CPU tests of ``gemm_ops`` share: trees, kernels of them, matrices that lie in some way, and processes."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -50,3 +54,24 @@ def shifted(rows: int, columns: int, elements: int) -> Tensor:
     """Rows at an aligned distance that start a few elements after an aligned address."""
     wide = -(-(columns + elements) // 8) * 8
     return aligned(rows, wide)[:, elements : elements + columns]
+
+
+def start(script: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """Begins a script in a process of its own, in this folder, which may import the tests and the packages."""
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here.parent)])
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(run: subprocess.Popen[str]) -> str:
+    """What a script prints; it must not fail."""
+    output, errors = run.communicate()
+    assert run.returncode == 0, errors
+    return output

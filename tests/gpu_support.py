@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import pytest
 import torch
+from operation_support import CANCELLING
 
 import epilogues as ep
 import gemm_ops
@@ -43,6 +45,11 @@ class Case:
         return (
             f"{self.epilogue.name}-{shape}-{self.dtype}-{layouts}-{self.backend}{'-' + extra if extra else ''}{number}"
         )
+
+
+def cases(*found: Case) -> pytest.MarkDecorator:
+    """A test of each of these, by name."""
+    return pytest.mark.parametrize("case", found, ids=[case.name for case in found])
 
 
 def random_matrix(rows: int, columns: int, layout: str, dtype: torch.dtype, device: str, scale: float) -> torch.Tensor:
@@ -180,3 +187,35 @@ def check_case(case: Case, guarded: bool = True) -> None:
         scale = expected[name].abs().nan_to_num(0.0, 0.0, 0.0).max().item()
         unit = torch.finfo(result.dtype).eps
         assert worst <= max(eager_worst, unit * scale) * 1.05 + 1e-6, f"{name}: {worst:.3e} against {eager_worst:.3e}"
+
+
+def check_operations(case: Case) -> None:
+    """Runs a pack of operations on accumulators that are exact: what is left is the error of the device function."""
+    torch.manual_seed(0)
+    dtype = DTYPES[case.dtype]
+    a = torch.randint(-4, 5, (case.m, case.k), device="cuda").to(dtype)
+    b = torch.randint(-4, 5, (case.n, case.k), device="cuda").to(dtype)
+    row = (torch.randn(case.n, device="cuda") * 3).to(dtype)
+    accumulator = a.double() @ b.double().t()
+    with gemm_ops.use_backend(case.backend):
+        results = gemm_ops.linear(a, b, case.epilogue, row=row)
+    single = case.epilogue.reference(accumulator.float(), keep_casts=False, out_dtype=torch.float32, row=row)
+    truth = case.epilogue.reference(accumulator, compute_dtype=torch.float64, keep_casts=False, row=row)
+    assert isinstance(results, dict) and isinstance(single, dict) and isinstance(truth, dict)
+    for name, result in results.items():
+        rounded = single[name].to(result.dtype)
+        assert torch.equal(torch.isnan(result), torch.isnan(rounded)), f"{name}: NaN where PyTorch has none, or not"
+        finite = torch.isfinite(rounded) & torch.isfinite(truth[name])
+        error = (result.double() - truth[name]).abs()[finite]
+        allowed = (rounded.double() - truth[name]).abs()[finite]
+        unit = torch.finfo(result.dtype).eps * truth[name].abs()[finite]
+        # a 16-bit result is the rounded one, or its neighbour; an fp32 result is good to a few units
+        limit = allowed + (unit if result.dtype != torch.float32 else 4 * unit) + torch.finfo(result.dtype).tiny
+        if result.dtype != torch.float32:
+            limit += 2.0**-21  # of 16 bits: a few denormals of fp16, and the tails that 1 + erf(x) loses in PyTorch too
+        elif name in CANCELLING or (name == "D" and case.epilogue.name.split("-to-")[0] in CANCELLING):
+            limit += 2.0**-22 * 16  # inputs are up to about 16
+        else:
+            limit += 2.0**-51 * 16  # PyTorch's 1 + erf(x) and 1 + tanh(x) lose the tail in fp64 too
+        beyond = (error > limit).sum().item()
+        assert beyond == 0, f"{name}: {beyond} of {error.numel()} elements, by up to {(error - limit).max().item():.3e}"

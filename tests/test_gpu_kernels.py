@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_support import DTYPES, Case, check_case
-from operation_support import CANCELLING, packs
+from gpu_support import Case, cases, check_case, check_operations
+from operation_support import packs
 
 import epilogues as ep
 import gemm_ops
@@ -14,10 +14,6 @@ from epilogues import Aux, Column, Row, Scalar
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built_cases")]
 
 BACKENDS = ("sm90", "sm80")
-
-
-def cases(*found: Case) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", found, ids=[case.name for case in found])
 
 
 @cases(
@@ -29,35 +25,7 @@ def cases(*found: Case) -> pytest.MarkDecorator:
     )
 )
 def test_operations(case: Case) -> None:
-    """Every row of the table, on accumulators that are exact: what is left is the error of the device function."""
-    torch.manual_seed(0)
-    dtype = DTYPES[case.dtype]
-    a = torch.randint(-4, 5, (case.m, case.k), device="cuda").to(dtype)
-    b = torch.randint(-4, 5, (case.n, case.k), device="cuda").to(dtype)
-    row = (torch.randn(case.n, device="cuda") * 3).to(dtype)
-    accumulator = a.double() @ b.double().t()
-    with gemm_ops.use_backend(case.backend):
-        results = gemm_ops.linear(a, b, case.epilogue, row=row)
-    single = case.epilogue.reference(accumulator.float(), keep_casts=False, out_dtype=torch.float32, row=row)
-    truth = case.epilogue.reference(accumulator, compute_dtype=torch.float64, keep_casts=False, row=row)
-    assert isinstance(results, dict) and isinstance(single, dict) and isinstance(truth, dict)
-    for name, result in results.items():
-        rounded = single[name].to(result.dtype)
-        assert torch.equal(torch.isnan(result), torch.isnan(rounded)), f"{name}: NaN where PyTorch has none, or not"
-        finite = torch.isfinite(rounded) & torch.isfinite(truth[name])
-        error = (result.double() - truth[name]).abs()[finite]
-        allowed = (rounded.double() - truth[name]).abs()[finite]
-        unit = torch.finfo(result.dtype).eps * truth[name].abs()[finite]
-        # a 16-bit result is the rounded one, or its neighbour; an fp32 result is good to a few units
-        limit = allowed + (unit if result.dtype != torch.float32 else 4 * unit) + torch.finfo(result.dtype).tiny
-        if result.dtype != torch.float32:
-            limit += 2.0**-21  # of 16 bits: a few denormals of fp16, and the tails that 1 + erf(x) loses in PyTorch too
-        elif name in CANCELLING or (name == "D" and case.epilogue.name.split("-to-")[0] in CANCELLING):
-            limit += 2.0**-22 * 16  # inputs are up to about 16
-        else:
-            limit += 2.0**-51 * 16  # PyTorch's 1 + erf(x) and 1 + tanh(x) lose the tail in fp64 too
-        beyond = (error > limit).sum().item()
-        assert beyond == 0, f"{name}: {beyond} of {error.numel()} elements, by up to {(error - limit).max().item():.3e}"
+    check_operations(case)
 
 
 @ep.epilogue

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_support import Case, check_case
+from gpu_support import Case, cases, check_case, check_operations
 from layouts import GuardedBuffer, lay_out
 from operation_support import packs
-from test_gpu_kernels import aux_kind, column_kind, row_kind, scalar_kind, test_operations
+from test_gpu_kernels import aux_kind, column_kind, row_kind, scalar_kind
 from test_gpu_layouts import Layout, check, everything, forget_choices
 
 import epilogues as ep
@@ -22,10 +22,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built_cases")]
 GELU = ep.builders.SUITE["bias_gelu"]
 
 
-def cases(*found: Case) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", found, ids=[case.name for case in found])
-
-
 @cases(
     *(
         Case(epilogue, 11, 264, 40, dtype, "skinny")
@@ -34,7 +30,7 @@ def cases(*found: Case) -> pytest.MarkDecorator:
     )
 )
 def test_every_operation(case: Case) -> None:
-    test_operations(case)
+    check_operations(case)
 
 
 @cases(

@@ -19,7 +19,7 @@ from gemm_ops.kernels.config import KernelConfig
 from gemm_ops.kernels.selection import Target, select_kernel
 from gemm_ops.tuner import known
 from gemm_ops.tuner.advice import FUSED, TWO_PASSES, Advice, advise
-from gemm_ops.tuner.classes import instructions_of, matrices_of, tree_class
+from gemm_ops.tuner.classes import instructions_of, matrices_of, problem_class, tree_class
 from gemm_ops.tuner.context import seconds_of_tuning, way_of_tuning
 from gemm_ops.tuner.near import is_near
 from gemm_ops.tuner.records import BY_OPERATIONS, CUBLAS_ALONE
@@ -89,6 +89,18 @@ def test_classes() -> None:
     assert (
         trees["relu"] == "-> bf16, 1 instructions" and trees["gelu"] == trees["silu"] == "-> bf16, 8 to 15 instructions"
     )
+
+
+def test_problems_are_classed_by_the_families_that_take_any_extents() -> None:
+    found = [families.general_families(capability) for capability in ((9, 0), (8, 6), (7, 5))]
+    assert found == [("sm90", "sm80"), ("sm80",), ()]
+    few = call_on_h200(8, 4097, 4096)  # the skinny kernel that takes it stores element by element
+    assert select_kernel(few.tree, "bf16", few.request, target=H200).spec.config.family == "skinny"  # type: ignore[union-attr]
+    assert class_of(few).access == "stores unaligned"
+    batch = torch.empty(70_000, 8, 16, dtype=torch.bfloat16, device="meta")  # more than the grid of SM80 kernels has
+    many = dispatch.bind_call(batch, batch.mT, ep.builders.identity(), {}, None)
+    found_class = problem_class(many.request, "bf16", Target((8, 0), 108, "NVIDIA A100"))
+    assert found_class is not None and (found_class.batch, found_class.m) == (70_000, 8)
 
 
 # Near results.

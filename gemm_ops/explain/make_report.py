@@ -18,7 +18,7 @@ from epilogues.passes.eager_rounding import write_out_compositions
 from epilogues.source import short
 
 from ..dispatch import bind_call
-from ..kernels.families import families_for
+from ..kernels.families import general_families
 from ..lowering.functors import variant_of
 from .chain import ChainReport, explain_chain
 from .coverage import cover
@@ -97,8 +97,7 @@ def _explain_gemm(request: Request, m: int, n: int, k: int, cost: analysis.Cost 
     kernel = choose_kernel(call, figures)
     if kernel.addressing is not None:
         traffic = traffic.with_copies(copied_bytes(kernel.addressing, element, request.facts))
-    general = [family for family in families_for(figures.capability) if family != "skinny"]
-    families = [kernel.config.family] if kernel.config else general
+    families = (kernel.config.family,) if kernel.config else general_families(figures.capability)
     times = estimate_times(
         traffic,
         m,

@@ -80,13 +80,6 @@ def rank_candidates(
     return tuple(each for key in ranked[:most] for each in kernels[key])
 
 
-def candidates(
-    tree: EpilogueTree, element: str, request: Request, target: Target, *, most: int | None = None
-) -> tuple[KernelSpec, ...]:
-    """The kernels of :func:`rank_candidates` alone."""
-    return tuple(each.spec for each in rank_candidates(tree, element, request, target, most=most))
-
-
 def find_candidate(
     name: str, tree: EpilogueTree, element: str, request: Request, target: Target, family: str | None = None
 ) -> Candidate | None:

@@ -11,7 +11,8 @@ family      compute capability      what for
 "sm80"      8.0 and newer           everything: cp.async, mma.sync, CUTLASS 2.x
 ==========  ======================  ==================================================================================
 
-How a family reaches the tensors is the subject of :mod:`gemm_ops.addressing`.
+Those for everything are :func:`general_families`.  How a family reaches the tensors is the subject of
+:mod:`gemm_ops.addressing`.
 
 The choice among the configurations of SM90 is the one that :mod:`gemm_ops.kernels.waves` expects to be fastest.
 """
@@ -45,6 +46,11 @@ def families_for(compute_capability: tuple[int, int]) -> tuple[str, ...]:
     if compute_capability == (9, 0):
         return ("skinny", "sm90", "sm80")
     return ("skinny", "sm80") if compute_capability >= (8, 0) else ()
+
+
+def general_families(compute_capability: tuple[int, int]) -> tuple[str, ...]:
+    """Those of :func:`families_for` that are for any extents, best first: not the kernels for few rows."""
+    return tuple(family for family in families_for(compute_capability) if family != "skinny")
 
 
 def arch_of(family: str, compute_capability: tuple[int, int]) -> str:

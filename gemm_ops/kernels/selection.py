@@ -20,7 +20,7 @@ from ..addressing import Addressing, Request, address
 from ..problem import Problem
 from ..runtime.abi import MAX_OPERANDS, MAX_OUTPUTS
 from .config import KernelConfig
-from .families import arch_of, choose_config, families_for
+from .families import arch_of, choose_config, families_for, general_families
 from .spec import KernelSpec
 
 
@@ -95,7 +95,8 @@ def select_kernel(
                 spec = KernelSpec(tree, config, element, found.a.layout, found.b.layout, arch, found.access)
                 return Selection(spec, found, "; ".join(reasons))
             found = config
-        # few problems are for skinny kernels: that others are not says nothing of the family that takes them
-        if found not in reasons and (family != "skinny" or families is not None):
+        # few problems are for the other families: that one is not says nothing of the family that takes it
+        tells = families is not None or family in general_families(target.capability)
+        if tells and found not in reasons:
             reasons.append(found)
     return Selection(None, None, "; ".join(reasons))

@@ -28,7 +28,7 @@ from epilogues.tree import EpilogueTree, Kind
 
 from ..addressing import Addressing, Placement, Request, address
 from ..addressing.views import ACCESS_BYTES
-from ..kernels.families import families_for
+from ..kernels.families import families_for, general_families
 from ..kernels.selection import Target
 
 ALIGNED = "aligned"
@@ -71,10 +71,11 @@ class ProblemClass:
 def problem_class(request: Request, element: str, target: Target) -> ProblemClass | None:
     """The class of a problem; None of one that no family takes, or only in several launches.
 
-    It is that of the first family that takes the problem, whichever backend is asked for; not that of kernels for few
-    rows, to which alignment is nothing.
+    It is that of the first family that takes the problem, whichever backend is asked for; that of kernels for few rows,
+    to which alignment is nothing, only where no other takes it.
     """
-    for family in sorted(families_for(target.capability), key=lambda family: family == "skinny"):
+    general = general_families(target.capability)
+    for family in dict.fromkeys((*general, *families_for(target.capability))):
         found = address(family, request)
         if isinstance(found, Addressing):
             if found.loops:

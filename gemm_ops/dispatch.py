@@ -48,7 +48,7 @@ from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
 from .tuner.advice import CUBLAS_ALONE, FUSED, TWO_PASSES, Advice, advise
-from .two_passes import CublasAlone, OnePass, TwoPasses, find_tail, make_unfused
+from .two_passes import CublasAlone, OnePass, TwoPasses, find_alone, find_tail, make_unfused
 from .when_to_build import NotBuilt, obstacle
 
 
@@ -197,7 +197,8 @@ def _find_advice(call: Call, forced: str) -> Advice | tuple[str, bool]:
     selection = _select(call.tree, problem.element, call.request, forced, target)
     if selection.spec is None:
         return selection.reason, True
-    return advise(call.tree, problem.element, call.request, selection, target, forced=forced)
+    alone = find_alone(call) is not None
+    return advise(call.tree, problem.element, call.request, selection, target, alone=alone, forced=forced)
 
 
 def _follow(call: Call, advice: Advice, forced: str) -> Decision | tuple[str, bool]:
@@ -205,8 +206,7 @@ def _follow(call: Call, advice: Advice, forced: str) -> Decision | tuple[str, bo
     awaited = None
     if advice.way in (TWO_PASSES, CUBLAS_ALONE):
         tail = find_tail(call)
-        # of a class of epilogues that cuBLAS computes some are ones that it does not
-        if isinstance(tail, CublasAlone) == (advice.way == CUBLAS_ALONE) and not isinstance(tail, str):
+        if not isinstance(tail, str):
             return Decision("cublas", None, advice.reason, tail.spec, tail=tail)
         awaited = tail if isinstance(tail, NotBuilt) else None
     elif advice.way != FUSED:

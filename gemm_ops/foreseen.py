@@ -139,11 +139,9 @@ class _Seer:
         found = select_kernel(call.tree, problem.element, call.request, target=self.target, families=families)
         if found.spec is None or found.addressing is None:
             return found.reason
-        advice = advise(call.tree, problem.element, call.request, found, self.target, forced=backend)
         alone = find_alone(call) is not None
-        if advice.way == (CUBLAS_ALONE if alone else TWO_PASSES) and (
-            alone or not isinstance(lay_out(_tail(call)), str)
-        ):
+        advice = advise(call.tree, problem.element, call.request, found, self.target, alone=alone, forced=backend)
+        if advice.way == CUBLAS_ALONE or (advice.way == TWO_PASSES and not isinstance(lay_out(_tail(call)), str)):
             return ""
         if advice.way == BY_OPERATIONS:
             self.note(f"PyTorch computes it operation by operation: {advice.reason}")

@@ -261,7 +261,7 @@ def test_the_kernel_is_the_one_that_dispatch_would_take(monkeypatch: pytest.Monk
                 call = dispatch.bind_call(a, b.t(), epilogue, operands, None)
                 there = dataclasses.replace(call.problem, device=torch.device("cuda", 0))
                 decision = dispatch.decide(dataclasses.replace(call, problem=there))
-                assert bool(report.kernel.two_passes) == (decision.backend == "cublas"), (name, shape)
+                assert (report.kernel.way, report.kernel.reason) == ("fused", ""), (name, shape)
                 seen.add(decision.backend)
                 found = report.kernel.spec
                 assert (found and found.key) == (decision.spec and decision.spec.key), (name, shape)

@@ -62,7 +62,7 @@ def test_the_kernel_is_the_reports(name: str, shape: tuple[int, int, int], devic
     target = {"h200": H200, "a100-80": A100}[device]
     report = explain(EPILOGUES[name], *shape, dtype=BF16, device=device)
     found = of(name, *shape, target)
-    assert report.kernel.spec is not None and not report.kernel.two_passes
+    assert report.kernel.spec is not None and report.kernel.way == "fused"
     assert found.kernels[0].key == report.kernel.spec.key and found.refusal == "" and found.notes == ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tuner_support import H200, call_on_h200, class_of, knowing, result_of
 import epilogues as ep
 import gemm_ops
 from gemm_ops import dispatch
+from gemm_ops.explain import Report
 from gemm_ops.forcing import use_backend
 from gemm_ops.kernels import candidates, families
 from gemm_ops.kernels.candidates import find_candidate, rank_candidates
@@ -23,7 +25,7 @@ from gemm_ops.tuner.classes import instructions_of, matrices_of, problem_class, 
 from gemm_ops.tuner.context import seconds_of_tuning, way_of_tuning
 from gemm_ops.tuner.near import is_near
 from gemm_ops.tuner.records import BY_OPERATIONS, CUBLAS_ALONE
-from gemm_ops.two_passes import CublasAlone
+from gemm_ops.two_passes import CublasAlone, find_alone
 
 __all__ = ["knowing"]
 
@@ -38,7 +40,8 @@ def ranked(m: int, n: int, k: int, target: Target = H200, most: int | None = Non
 
 def advice_for(call: dispatch.Call, forced: str = "auto") -> Advice:
     selection = select_kernel(call.tree, "bf16", call.request, target=H200)
-    return advise(call.tree, "bf16", call.request, selection, H200, forced=forced)
+    alone = find_alone(call) is not None
+    return advise(call.tree, "bf16", call.request, selection, H200, alone=alone, forced=forced)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (1000, 3000, 2000), (64, 4096, 4096), (4095, 4097, 4093), (16, 64, 8)])
@@ -236,6 +239,11 @@ def to_fp32(acc):
     return ep.cast(acc, "f32")
 
 
+@ep.epilogue
+def simplified(acc, row: ep.Row):
+    return acc * 1.0 + row
+
+
 def test_cublas_alone_is_for_what_it_computes(knowing: object) -> None:
     """Of a class of epilogues that cuBLAS may compute, and was measured faster at, some are ones that it does not."""
 
@@ -262,6 +270,51 @@ def test_cublas_alone_is_for_what_it_computes(knowing: object) -> None:
         (to_fp32, {}),
     ):
         assert decision_for(epilogue, **given).backend == "sm90", epilogue.name
+
+
+def test_explain_tells_each_way_apart(knowing: object) -> None:
+    """Of cuBLAS alone it says what cuBLAS computes, and nothing to an epilogue of the class that it does not."""
+
+    def report_of(epilogue: ep.Epilogue, way: str) -> Report:
+        x, weight = (torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta") for _ in range(2))
+        row = {name: torch.empty(4096, dtype=torch.bfloat16, device="meta") for name in epilogue.operands}
+        call = dispatch.bind_call(x, weight.t(), epilogue, row, None)
+        first = rank_candidates(call.tree, "bf16", call.request, H200)[0].name
+        known.remember([result_of(call, {first: 200.0, way: 180.0})])
+        return epilogue.explain(*SHAPE, device="h200")
+
+    numbers = "180.0 us, the best fused kernel 200.0"
+    for epilogue in (ep.builders.identity(), added):
+        report = report_of(epilogue, CUBLAS_ALONE)
+        assert report.decision.headline.startswith("NOTHING TO FUSE: F.linear(x, weight")
+        assert report.kernel.way == CUBLAS_ALONE and numbers in report.decision.reasons[-1]
+    for epilogue, way, headline in (
+        (simplified, CUBLAS_ALONE, "FASTER UNFUSED: cuBLAS computes all of it with the product"),
+        (multiplied, TWO_PASSES, "FASTER IN TWO PASSES: cuBLAS, then one kernel for the epilogue"),
+        (multiplied, BY_OPERATIONS, "FASTER UNFUSED: PyTorch, operation by operation"),
+        (simplified, BY_OPERATIONS, "FASTER UNFUSED: PyTorch, operation by operation"),
+    ):
+        report = report_of(epilogue, way)
+        assert report.decision.headline == headline
+        assert report.decision.reasons[0].startswith(f"The default backend does so: measured: {numbers}")
+        assert headline in str(report) and headline in report.to_markdown()
+        data = json.loads(report.to_json())
+        assert data["decision"]["headline"] == headline and data["kernel"]["way"] == way
+        assert data["kernel"]["reason"].startswith(f"measured: {numbers}")
+    for epilogue, way in ((multiplied, CUBLAS_ALONE), (simplified, TWO_PASSES)):
+        report = report_of(epilogue, way)
+        assert report.kernel.way == FUSED and "180.0" not in str(report), "a way that this one has not"
+        assert report.decision.headline.startswith("FUSE: ")
+        assert any("fastest; measured: 200.0 us" in reason for reason in report.decision.reasons)
+
+
+def test_what_remains_without_a_way(knowing: object) -> None:
+    call = call_on_h200(*SHAPE)
+    result = result_of(call, {"a": 100.5, TWO_PASSES: 101.0, BY_OPERATIONS: 100.0, CUBLAS_ALONE: 90.0})
+    assert result.best == CUBLAS_ALONE
+    rest = result.without(CUBLAS_ALONE)
+    assert rest is not None and rest.order == ("a", BY_OPERATIONS, TWO_PASSES), "within 1 % one launch is better"
+    assert rest.without("b") is rest and result_of(call, {TWO_PASSES: 1.0}).without(TWO_PASSES) is None
 
 
 def test_kernels_that_are_gone_are_passed_over(knowing: object) -> None:

@@ -20,6 +20,7 @@ from typing import Literal
 
 from epilogues.analysis import Traffic
 
+from ..tuner.advice import BY_OPERATIONS, CUBLAS_ALONE, TWO_PASSES
 from .coverage import Coverage
 from .devices import Device
 from .estimate import KERNEL_SECONDS, L2_SPEEDUP, Times, fits_l2, host_seconds, uses_older_instructions
@@ -31,6 +32,13 @@ from .units import count, in_bytes, in_mebibytes, in_share, in_time
 WORTH_SHARE = 0.05
 #: Below this one the estimate alone does not settle it.
 SURE_SHARE = 0.10
+
+#: What is said where another way was measured to be faster than the kernel.
+_UNFUSED = {
+    TWO_PASSES: "FASTER IN TWO PASSES: cuBLAS, then one kernel for the epilogue",
+    CUBLAS_ALONE: "FASTER UNFUSED: cuBLAS computes all of it with the product",
+    BY_OPERATIONS: "FASTER UNFUSED: PyTorch, operation by operation",
+}
 
 Choice = Literal["fuse", "marginal", "nothing to fuse", "not possible", "empty"]
 
@@ -80,11 +88,13 @@ def decide_fusion(facts: Facts) -> FusionDecision:
         return FusionDecision(
             "nothing to fuse",
             f"NOTHING TO FUSE: {facts.coverage.cublaslt} computes all of it in one kernel",
-            ("There is no elementwise operation after it whose traffic could be saved.",),
+            ("There is no elementwise operation after it whose traffic could be saved.", *_measured_alone(facts)),
         )
     if facts.coverage.complete and not facts.coverage.remaining:
         return FusionDecision(
-            "nothing to fuse", f"NOTHING TO FUSE: {facts.coverage.cublaslt} computes all of it in one kernel", ()
+            "nothing to fuse",
+            f"NOTHING TO FUSE: {facts.coverage.cublaslt} computes all of it in one kernel",
+            _measured_alone(facts),
         )
     saving = f"{in_share(times.saved_share)} less GPU time than eager PyTorch"
     change = f"({in_time(times.eager.expected)} -> {in_time(times.fused.expected)})"
@@ -95,16 +105,11 @@ def decide_fusion(facts: Facts) -> FusionDecision:
         ]
         return FusionDecision("not possible", f"CANNOT BE FUSED: {facts.kernel.refusal}", tuple(reasons))
     reasons = _reasons(facts)
-    if facts.kernel.measured:
-        reasons.append(f"The kernel is the one that tuning found fastest; {facts.kernel.measured}.")
-    if facts.kernel.by_operations:
-        reasons.insert(0, f"The default backend does so: {facts.kernel.by_operations}.")
-        return FusionDecision("marginal", "FASTER UNFUSED: PyTorch, operation by operation", tuple(reasons))
-    if facts.kernel.two_passes:
-        reasons.insert(0, f"The default backend does so: {facts.kernel.two_passes}. The estimates here say otherwise.")
-        return FusionDecision(
-            "marginal", "FASTER IN TWO PASSES: cuBLAS, then one kernel for the epilogue", tuple(reasons)
-        )
+    if facts.kernel.way in _UNFUSED:
+        reasons.insert(0, f"The default backend does so: {facts.kernel.reason}. The estimates are of the fused kernel.")
+        return FusionDecision("marginal", _UNFUSED[facts.kernel.way], tuple(reasons))
+    if facts.kernel.reason:
+        reasons.append(f"The kernel is the one that tuning found fastest; {facts.kernel.reason}.")
     if not times.saved_share:
         headline = f"NOT WORTH FUSING: expected to take no less GPU time than eager PyTorch {change}"
         return FusionDecision("marginal", headline, tuple(reasons))
@@ -119,6 +124,11 @@ def decide_fusion(facts: Facts) -> FusionDecision:
     if times.saved_share < SURE_SHARE:
         reasons.append("That is close to what GEMM kernels differ by: measure it with the comparison script first.")
     return FusionDecision("fuse", f"FUSE: expected to take {saving} {change}", tuple(reasons))
+
+
+def _measured_alone(facts: Facts) -> tuple[str, ...]:
+    """That the default backend, too, leaves all of it to cuBLAS, if it was measured to be faster."""
+    return (f"The default backend does so: {facts.kernel.reason}.",) if facts.kernel.way == CUBLAS_ALONE else ()
 
 
 def _waits_for_host(facts: Facts) -> bool:

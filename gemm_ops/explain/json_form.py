@@ -20,7 +20,8 @@ The form, version 1.  Times are seconds, rates per second, sizes bytes, shares f
     instructions              for one element
     dtypes                    list of {text, dtype, conversion, file, line}; file and line null where not known
     kernel                    null, or {name, family, tile, cluster, arch, key, built: true or false, routes: how each
-                              tensor reaches it, a sentence each}
+                              tensor reaches it, a sentence each, way: what the default backend takes, "fused" or
+                              what was measured to be faster, reason: what was measured, or ""}
     refusal                   why there is no kernel; ""
     registers                 null, or {live, live_at, live_limit, carried, accumulators, fragment, needed, budget,
                               warns}
@@ -177,6 +178,8 @@ def _kernel(report: Report) -> dict[str, Any] | None:
         "key": spec.key,
         "built": report.kernel.library is not None,
         "routes": list(report.kernel.routes),
+        "way": report.kernel.way,
+        "reason": report.kernel.reason,
     }
 
 

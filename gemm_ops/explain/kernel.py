@@ -25,7 +25,8 @@ from ..dispatch import Call, describe_routes
 from ..kernels.config import KernelConfig
 from ..kernels.selection import Target, problem_refusal, select_kernel
 from ..kernels.spec import KernelSpec
-from ..tuner.advice import BY_OPERATIONS, FUSED, advise
+from ..tuner.advice import FUSED, advise
+from ..two_passes import find_alone
 from .devices import Device
 
 
@@ -40,9 +41,9 @@ class KernelChoice:
         passed_over: why the families that the device would rather use do not take the call, in words; "".
         routes: how each tensor reaches the kernel, in words.
         addressing: the same as data.
-        two_passes: why cuBLAS and one kernel for the epilogue compute the call nevertheless, in words; "".
-        by_operations: why PyTorch does, operation by operation; "".
-        measured: what tuning measured of the kernel, in words; "".
+        way: what the default backend computes the call by, one of :mod:`gemm_ops.tuner.advice`: this kernel, or
+            something that was measured to be faster.
+        reason: what tuning measured of that, in words; "" where it is the rules' choice.
     """
 
     spec: KernelSpec | None
@@ -51,9 +52,8 @@ class KernelChoice:
     passed_over: str = ""
     routes: tuple[str, ...] = ()
     addressing: Addressing | None = None
-    two_passes: str = ""
-    by_operations: str = ""
-    measured: str = ""
+    way: str = FUSED
+    reason: str = ""
 
     @property
     def config(self) -> KernelConfig | None:
@@ -70,8 +70,8 @@ def choose_kernel(call: Call, device: Device) -> KernelChoice:
     selection = select_kernel(call.tree, call.problem.element, call.request, target=target)
     if selection.spec is None:
         return KernelChoice(None, selection.reason)
-    advice = advise(call.tree, call.problem.element, call.request, selection, target)
-    unfused = "" if advice.way == FUSED else advice.reason
+    alone = find_alone(call) is not None
+    advice = advise(call.tree, call.problem.element, call.request, selection, target, alone=alone)
     return KernelChoice(
         advice.spec,
         "",
@@ -79,9 +79,8 @@ def choose_kernel(call: Call, device: Device) -> KernelChoice:
         passed_over=selection.reason,
         routes=describe_routes(call.epilogue, advice.addressing, "x", "weight"),
         addressing=advice.addressing,
-        two_passes="" if advice.way == BY_OPERATIONS else unfused,
-        by_operations=unfused if advice.way == BY_OPERATIONS else "",
-        measured=advice.reason if advice.way == FUSED else "",
+        way=advice.way,
+        reason=advice.reason,
     )
 
 

@@ -1,13 +1,14 @@
 """What a call is to do: what was measured fastest, else what the rules say.
 
-    >>> advice = advise(call.tree, "bf16", call.request, selection, target, extents)
+    >>> advice = advise(call.tree, "bf16", call.request, selection, target, alone=False)
     >>> advice.way, advice.reason
     ('fused', "measured: 12.8 us, the model's choice 14.1, cuBLAS and one kernel 13.9 (2026-11-30, NVIDIA H200)")
 
 Contract: :mod:`gemm_ops.dispatch`, :mod:`gemm_ops.foreseen` and :mod:`gemm_ops.explain` all ask here, with a device
 that need not be there.  Results of exactly the class come first, then near ones, then those of other epilogues
-(:mod:`.near`), then the wave model's kernel.  Names that are in no pool any more are passed over.  A backend asked for
-by name gets its own fastest kernel.
+(:mod:`.near`), then the wave model's kernel.  Names that are in no pool any more are passed over, and so is what the
+call cannot be computed by: of a class of epilogues cuBLAS alone computes some.  A backend asked for by name gets its
+own fastest kernel.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def advise(
     selection: Selection,
     target: Target,
     *,
+    alone: bool,
     forced: str = "auto",
 ) -> Advice:
     """What a call is to do that some family takes.
@@ -66,6 +68,8 @@ def advise(
         request: the tensors.
         selection: what the rules chose, with a kernel.
         target: the device; nothing measured counts without its name.
+        alone: whether cuBLAS computes the epilogue with the product (:func:`gemm_ops.two_passes.find_alone`), so that
+            there are no two passes.
         forced: a family, or "auto".
 
     Raises:
@@ -74,7 +78,7 @@ def advise(
     spec, addressing = selection.spec, selection.addressing
     assert spec is not None and addressing is not None
     if way_of_tuning() != "off" and target.name:
-        asker = _Asker(tree, element, request, selection, target, forced)
+        asker = _Asker(tree, element, request, selection, target, alone, forced)
         if (found := asker.by_results()) is not None:
             return found
     return Advice(FUSED, spec, addressing)
@@ -87,6 +91,7 @@ class _Asker:
     request: Request
     selection: Selection
     target: Target
+    alone: bool
     forced: str
 
     def by_results(self) -> Advice | None:
@@ -120,12 +125,15 @@ class _Asker:
         )
         return Advice(FUSED, candidate.spec, candidate.addressing, reason)
 
-    def _follow(self, measured: Measured, said: str, asked: ProblemClass | None = None) -> Advice | None:
+    def _follow(self, whole: Measured, said: str, asked: ProblemClass | None = None) -> Advice | None:
         """What one result says; None if it says nothing that counts here.
 
         Args:
             asked: the class of the problem where it is not the measured one.
         """
+        measured = whole.without(TWO_PASSES if self.alone else CUBLAS_ALONE)
+        if measured is None:
+            return None
         unfused = ""
         for name in measured.order:
             if name in UNFUSED:

@@ -110,6 +110,15 @@ class Measured:
         others = sorted((name for name in self.us if name != self.best), key=self.us.__getitem__)
         return (self.best, *others)
 
+    def without(self, name: str) -> Measured | None:
+        """The result for a call that has not this way to be computed; None if nothing of it is left."""
+        if name not in self.us:
+            return self
+        us = {each: time for each, time in self.us.items() if each != name}
+        if not us:
+            return None
+        return dataclasses.replace(self, us=us, best=pick_best(us) if self.best == name else self.best)
+
     def describe(self, taken: str) -> str:
         """The numbers in words, as the reason of what is taken."""
         parts = [f"{self.us[taken]:.1f} us"]

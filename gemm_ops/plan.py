@@ -33,6 +33,7 @@ from .native.form import BY_PYTHON, NativeForm, address_of_function, data_slots,
 from .operands import spread
 from .outputs import empty_padded, is_same, overlap, padded_pitch
 from .runtime.abi import GemmArguments
+from .runtime.dependent_launch import pointer_to_record
 from .runtime.library import load_kernel
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Plan:
             device=self.device.index or 0,
             multiprocessors=multiprocessors,
             swizzle=spec.config.swizzle,
+            last_captured=pointer_to_record(),
         )
         for index, placement in enumerate(addressing.operands):
             _fill(block.operands[index], placement)

@@ -177,9 +177,9 @@ CHOICES = {
     (4088, 4104, 4088): "sm90_cooperative_128x208x64_2x1",
     (3000, 5000, 1000): "sm90_pingpong_128x160x64_2x1",
     (777, 1544, 1032): "sm90_pingpong_160x64x64_1x2_swapped",
-    (128, 4096, 4096): "sm90_pingpong_64x64x128_1x1_swapped",
-    (64, 4096, 4096): "sm90_pingpong_32x64x128_1x1_swapped",
-    (17, 4096, 4096): "sm90_pingpong_32x64x128_1x1_swapped",
+    (128, 4096, 4096): "sm90_pingpong_64x64x128_2x1_swapped",
+    (64, 4096, 4096): "sm90_pingpong_32x64x128_2x1_swapped",
+    (17, 4096, 4096): "sm90_pingpong_32x64x128_2x1_swapped",
     # epilogues bound the time of one warp group, not of two
     (4096, 4096, 64): "sm90_cooperative_128x256x64_2x1",
 }

@@ -32,14 +32,21 @@ constexpr int kLanes = 4;       // threads that share a row
 constexpr int kPadding = 4;     // words between rows of sums, for stores without bank conflicts
 constexpr unsigned kMostBatches = 65535;  // of a grid
 
+// Of the weight, what is brought into the L2 cache while the kernel ahead ends.  Measured on an H200 at 1x4096x4096,
+// over torch.mm in graphs of one call after another: 0.90 without, 0.86 with 4 MB, 0.83 with 8, 0.81 with 16, 0.88 with
+// all of its 33, which leave the cache again before they are used.
+constexpr int64_t kPrefetchedBytes = 16000000;
+constexpr uint32_t kLine = 128;
+
 struct alignas(16) Vector {
   uint32_t words[4];
 };
 
-// Weights are read once: they are kept out of the L1 cache, which x needs.
+// Weights are read once: they are kept out of the L1 cache, which x needs.  Neither goes by the read-only path (.nc): in
+// a launch that overlaps with the one ahead, what is read may be written while this kernel is there already.
 EP_DEVICE Vector read_once(void const* from) {
   Vector v;
-  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
       : "l"(from));
   return v;
@@ -47,7 +54,7 @@ EP_DEVICE Vector read_once(void const* from) {
 
 EP_DEVICE Vector read_often(void const* from) {
   Vector v;
-  asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
       : "l"(from));
   return v;
@@ -222,8 +229,30 @@ EP_DEVICE void compute_tile(GemmArguments const& args, int64_t batch, float* sha
   }
 }
 
+// Brings the first of the block's rows of the weight into the L2 cache, which cannot be stale, whoever writes them.
+template <class Kernel> EP_DEVICE void prefetch_weight(GemmArguments const& args) {
+  int64_t const n = int64_t{blockIdx.x} * Kernel::kTileN + threadIdx.x;
+  if (threadIdx.x < Kernel::kTileN && n < args.n) {
+    int64_t const row = args.k * int64_t{sizeof(uint16_t)}, share = kPrefetchedBytes / args.n;
+    uint32_t const bytes = static_cast<uint32_t>(share < row ? share : row) / kLine * kLine;
+    if (bytes > 0) {
+      uint16_t const* const from =
+          static_cast<uint16_t const*>(args.b) + blockIdx.z * args.batch_stride_b + n * args.ldb;
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+    }
+  }
+}
+
 template <class Kernel>
-__global__ void __launch_bounds__(32 * Kernel::kWarps, Kernel::kBlocks) skinny(GemmArguments const args) {
+__global__ void __launch_bounds__(32 * Kernel::kWarps, Kernel::kBlocks)
+    skinny(GemmArguments const args, bool const overlapped) {
+#if __CUDA_ARCH__ >= 900
+  if (overlapped) {
+    prefetch_weight<Kernel>(args);
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+  }
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
   __shared__ float shared[Kernel::kWarps * Kernel::kTileM * (Kernel::kTileN + kPadding)];
   for (int64_t batch = blockIdx.z; batch < args.batch; batch += gridDim.z) {
     if (batch != blockIdx.z) {
@@ -261,8 +290,23 @@ template <class Kernel> int run(GemmArguments const& args, cudaStream_t stream) 
       static_cast<unsigned>((args.n + Kernel::kTileN - 1) / Kernel::kTileN),
       static_cast<unsigned>((args.m + Kernel::kTileM - 1) / Kernel::kTileM),
       static_cast<unsigned>(args.batch < kMostBatches ? args.batch : kMostBatches));
-  skinny<Kernel><<<grid, 32 * Kernel::kWarps, 0, stream>>>(args);
-  return static_cast<int>(cudaGetLastError()) << 8;
+  bool const overlapped = Kernel::kOverlaps && follows_own_kernel(args.last_captured, stream);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(32 * Kernel::kWarps);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = overlapped ? 1 : 0;
+  cudaError_t const error = cudaLaunchKernelEx(&config, skinny<Kernel>, args, overlapped);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // so that the next CUDA call does not report it as its own
+  } else if (Kernel::kOverlaps) {
+    note_captured(args.last_captured, stream);
+  }
+  return static_cast<int>(error) << 8;
 }
 
 }  // namespace skinny

@@ -87,8 +87,9 @@ class KernelConfig:
 # 3000x5000x1000 (70.7; 62.6 for the best of the others); 208 columns 225.5 at 4088x4104x4088 (238; 250).  With 160 rows
 # and 64 columns, which only the transpose can have, 11.2 at 777x1544x1032 (12.7; 13.3).  For few rows transposes of 32
 # and 64 rows: 11.9 at 64x4096x4096 (13.6; 12.6), 13.2 at 128x4096x4096 (15.9; 13.7); in clusters of
-# 2x1 11.7 and 13.3.  Widths of 96, 112, 176 and 224, 160 of all warps together, and 64x160 and 64x224 as they are were
-# never the best by more than 1 %; 152 columns, which cuBLAS takes at 3000x5000, CUTLASS's epilogue does not divide.
+# 2x1 11.7 and 13.3, and 6 % less where they follow one another in a graph (cuda/dependent_launch.cuh).  Widths of 96,
+# 112, 176 and 224, 160 of all warps together, and 64x160 and 64x224 as they are were never the best by more than 1 %;
+# 152 columns, which cuBLAS takes at 3000x5000, CUTLASS's epilogue does not divide.
 SM90_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, pace=0.41),
     KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, pace=0.406, startup=0.15),
@@ -102,8 +103,8 @@ SM90_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm90", (128, 160, 64), (2, 1), "pingpong", swizzle_tall=8, pace=0.408, startup=0.15),
     KernelConfig("sm90", (128, 208, 64), (2, 1), "cooperative", swizzle=2, pace=0.439),
     KernelConfig("sm90", (160, 64, 64), (1, 2), "pingpong", pace=0.6, swapped=True),
-    KernelConfig("sm90", (32, 64, 128), (1, 1), "pingpong", pace=1.31, swapped=True),
-    KernelConfig("sm90", (64, 64, 128), (1, 1), "pingpong", pace=0.74, swapped=True),
+    KernelConfig("sm90", (32, 64, 128), (2, 1), "pingpong", pace=1.31, swapped=True),
+    KernelConfig("sm90", (64, 64, 128), (2, 1), "pingpong", pace=0.74, swapped=True),
 )
 
 SM80_CONFIGS: tuple[KernelConfig, ...] = (
@@ -115,9 +116,9 @@ SM80_CONFIGS: tuple[KernelConfig, ...] = (
 # 12.1 us at 1x4096x4096 (13.3, 15.3), 12.5 at 16x4096x4096 (13.7, 15.9), 3.4 at 1x1024x1024 (7.6, 9.1), 27.4 at
 # 16x4096x11008 (29.0, 31.3), but 27.5 at 1x11008x4096 (24.9, 27.5), whose 688 tiles are 2.6 waves.  More stages or more
 # warps, which spill registers or wait for each other more, are slower, and so are tiles of 32 columns; 32 rows take
-# 15.5 at 32x4096x4096 (14.0, 13.6): those are for SM90 kernels.
+# 15.5 at 32x4096x4096 (14.0, 13.6): those are for SM90 kernels.  Four warps with four stages are as fast by themselves,
+# and 0.89 of torch.mm in a graph of nothing else, where eight with two are 0.81.
 SKINNY_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("skinny", (8, 16, 64), stages=2, split_k=8),
-    KernelConfig("skinny", (8, 16, 64), stages=4, split_k=4),
     KernelConfig("skinny", (16, 16, 64), stages=2, split_k=8),
 )

@@ -19,12 +19,13 @@ from .sources import render
 _THREADS = 512
 
 
-def skinny_source(tree: EpilogueTree, config: KernelConfig, *, element: str, title: str) -> str:
+def skinny_source(tree: EpilogueTree, config: KernelConfig, *, element: str, title: str, overlaps: bool) -> str:
     """The kernel's C++ source.
 
     Args:
         tree: resolved.
         element: short dtype name of A and B.
+        overlaps: whether the architecture has programmatic dependent launch: 9.0 and newer.
     """
     values = ["sum"] if any(isinstance(node, Accumulator) for node in tree.nodes) else []
     for operand in tree.operands:
@@ -43,6 +44,7 @@ def skinny_source(tree: EpilogueTree, config: KernelConfig, *, element: str, tit
         abi=c_declarations(),
         config=config,
         element=ELEMENTS[element],
+        overlaps=overlaps,
         blocks=max(1, _THREADS // (32 * config.split_k)),
         values=values,
         outputs=[ELEMENTS[str(store.dtype)] for store in tree.outputs],

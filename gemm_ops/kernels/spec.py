@@ -18,7 +18,7 @@ import hashlib
 from dataclasses import dataclass
 
 from epilogues.operations import OPERATIONS
-from epilogues.tree import Apply, EpilogueTree
+from epilogues.tree import Apply, EpilogueTree, Kind
 
 from ..runtime.abi import c_declarations
 from .access import ALIGNED, WHOLE, Access
@@ -101,7 +101,8 @@ class KernelSpec:
             ToolchainError: if the CUTLASS Python interface cannot be imported.
         """
         if self.config.family == "skinny":
-            return skinny_source(self.tree, self.config, element=self.element, title=self.title)
+            overlaps = int(self.arch.rstrip("a")) >= 90
+            return skinny_source(self.tree, self.config, element=self.element, title=self.title, overlaps=overlaps)
         from ..lowering.visitor import ELEMENTS, lower, matrix_stride
 
         swapped = self.config.swapped
@@ -119,6 +120,7 @@ class KernelSpec:
             first=first,
             second=second,
             access=self.access,
+            scalars=[operand.position for operand in self.tree.operands if operand.kind is Kind.SCALAR],
             visitor=lower(self.tree, self.config.family, self.access, swapped=swapped),
             stores_d=self.access.output(0) == WHOLE,
             direct=all(self.access.output(i) != WHOLE for i in range(len(self.tree.outputs))),

@@ -55,6 +55,20 @@ class OutputArgument(ctypes.Structure):
     _fields_ = _OUTPUT_FIELDS
 
 
+_LAST_CAPTURED_FIELDS: list[tuple[str, Any]] = [
+    ("enabled", ctypes.c_int64),
+    ("capture", ctypes.c_int64),  # the capture's id; 0 for none yet
+    ("node", ctypes.c_void_p),
+    ("overlapped", ctypes.c_int64),  # how many launches were made to overlap
+]
+
+
+class LastCaptured(ctypes.Structure):
+    """The kernel that this process captured last; see ``cuda/dependent_launch.cuh``."""
+
+    _fields_ = _LAST_CAPTURED_FIELDS
+
+
 _GEMM_FIELDS: list[tuple[str, Any]] = [
     ("m", ctypes.c_int64),
     ("n", ctypes.c_int64),
@@ -70,6 +84,7 @@ _GEMM_FIELDS: list[tuple[str, Any]] = [
     ("multiprocessors", ctypes.c_int32),
     ("swizzle", ctypes.c_int32),  # width of the raster over output tiles, in tiles
     ("reserved", ctypes.c_int32),
+    ("last_captured", ctypes.POINTER(LastCaptured)),  # null: launches do not overlap
     ("operands", OperandArgument * MAX_OPERANDS),
     ("outputs", OutputArgument * MAX_OUTPUTS),  # the first is D
 ]
@@ -106,6 +121,7 @@ class PadArguments(ctypes.Structure):
 _GEMM_STRUCTURES = (
     (OperandArgument, _OPERAND_FIELDS),
     (OutputArgument, _OUTPUT_FIELDS),
+    (LastCaptured, _LAST_CAPTURED_FIELDS),
     (GemmArguments, _GEMM_FIELDS),
 )
 
@@ -129,8 +145,10 @@ def declare(structures: Iterable[tuple[Any, list[tuple[str, Any]]]]) -> str:
             if isinstance(kind, type) and issubclass(kind, ctypes.Array):
                 element = _C_NAMES.get(kind._type_, kind._type_.__name__)
                 lines.append(f"  {element} {name}[{kind._length_}];")
-            else:
+            elif kind in _C_NAMES:
                 lines.append(f"  {_C_NAMES[kind]} {name};")
+            else:
+                lines.append(f"  {kind._type_.__name__}* {name};")
         lines.append("};")
         lines.append(f"static_assert(sizeof({structure.__name__}) == {ctypes.sizeof(structure)});")
         parts.append("\n".join(lines))

@@ -22,6 +22,14 @@ struct OutputArgument {
 };
 static_assert(sizeof(OutputArgument) == 32);
 
+struct LastCaptured {
+  int64_t enabled;
+  int64_t capture;
+  void* node;
+  int64_t overlapped;
+};
+static_assert(sizeof(LastCaptured) == 32);
+
 struct GemmArguments {
   int64_t m;
   int64_t n;
@@ -37,11 +45,13 @@ struct GemmArguments {
   int32_t multiprocessors;
   int32_t swizzle;
   int32_t reserved;
+  LastCaptured* last_captured;
   OperandArgument operands[16];
   OutputArgument outputs[8];
 };
-static_assert(sizeof(GemmArguments) == 992);
+static_assert(sizeof(GemmArguments) == 1000);
 
+#include "dependent_launch.cuh"
 #include "skinny.cuh"
 
 namespace {
@@ -55,6 +65,7 @@ struct Kernel {
   static constexpr int kWarps = 8;   // of a block, each with its part of the depth
   static constexpr int kStages = 2;  // loaded ahead
   static constexpr int kBlocks = 2;  // of a multiprocessor, at least: caps the registers of a thread
+  static constexpr bool kOverlaps = true;  // see dependent_launch.cuh
 
   static EP_DEVICE void finish(GemmArguments const& args, float sum, int64_t m, int64_t n, int64_t batch) {
     float out0;

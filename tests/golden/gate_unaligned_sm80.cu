@@ -27,6 +27,14 @@ struct OutputArgument {
 };
 static_assert(sizeof(OutputArgument) == 32);
 
+struct LastCaptured {
+  int64_t enabled;
+  int64_t capture;
+  void* node;
+  int64_t overlapped;
+};
+static_assert(sizeof(LastCaptured) == 32);
+
 struct GemmArguments {
   int64_t m;
   int64_t n;
@@ -42,10 +50,11 @@ struct GemmArguments {
   int32_t multiprocessors;
   int32_t swizzle;
   int32_t reserved;
+  LastCaptured* last_captured;
   OperandArgument operands[16];
   OutputArgument outputs[8];
 };
-static_assert(sizeof(GemmArguments) == 992);
+static_assert(sizeof(GemmArguments) == 1000);
 
 namespace {
 

@@ -15,3 +15,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same of a text of several lines, whose ends stay."""
+    return "\n".join(map(printable, text.split("\n")))

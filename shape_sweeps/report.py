@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemm_ops.build.buildable import Buildable
-from gemm_ops.printable import printable
+from gemm_ops.printable import printable_lines
 
 from .records import FAILED, PASSED, SKIPPED, CaseRecord, Sweep
 from .runner import Observer
@@ -43,10 +43,10 @@ class _Console(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            if segment.control or segment.text.replace("\n", "").isprintable():
+            if segment.control:
                 yield segment
             else:
-                yield Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style)
+                yield Segment(printable_lines(segment.text), segment.style)
 
 
 def make_console(*, stdout_taken: bool = False) -> Console:

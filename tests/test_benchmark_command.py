@@ -242,6 +242,8 @@ def test_control_characters_of_a_file_are_written_out(capsys: pytest.CaptureFixt
     path.write_text(document.to_json(results))
     _, out, _ = run(capsys, "benchmark", "--replay", str(path))
     assert r"H\x1b[2J200" in out and r"a\x1b]0;title" in out and not set("\x1b\x07") & set(out)
+    _, out, _ = run(capsys, "benchmark", "--replay", str(path), "--markdown", "-")
+    assert out.startswith("Measured on ") and r"H\x1b[2J200" in out and "\x1b" not in out
 
 
 def test_the_time_limit_leaves_out_the_rest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ The layers, from the user down; each only knows those below it:
 ``when_to_build``        when a call's kernel is built.
 ``tuner/``               what is fastest for a problem, as measured: results, and how they are made.
 ``runtime/``             loading and launching.
+``printable``            text that goes to a terminal as it reads.
 ``fallback``             the PyTorch reference backend.  ``autocast``: what dtype it asks for.
 
 Importing this package needs no GPU, no nvcc and no CUTLASS.

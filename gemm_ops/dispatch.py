@@ -48,6 +48,7 @@ from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
 from .tuner.advice import CUBLAS_ALONE, FUSED, TWO_PASSES, Advice, advise
+from .tuner.context import way_of_tuning
 from .two_passes import CublasAlone, OnePass, TwoPasses, find_alone, find_tail, make_unfused
 from .when_to_build import NotBuilt, obstacle
 
@@ -169,6 +170,7 @@ def decide(call: Call) -> Decision:
         ValueError: for a value of ``GEMM_OPS_TUNE`` or ``GEMM_OPS_BUILD`` that means nothing.
     """
     forced = forced_backend()
+    way_of_tuning()  # refuses what the call itself would, also where nothing measured counts
     if forced == "reference":
         return Decision("reference", None, "asked for with use_backend")
     if forced == "cublas":

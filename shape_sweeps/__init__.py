@@ -14,7 +14,7 @@ The rooms, along the way of a case::
     shapes, catalogue   what can be chosen: shapes and epilogues, by name or the user's own
     cases               one case as plain data, the product of what was chosen, the command that reruns it
     runner              plan (which kernels?), build them, run every case:
-      inputs            draw the matrices and operands
+      inputs            draw the matrices and operands; padded_inputs: in padded rows
       guards            allocate outputs that show what was written, and what was not
       eager             compute it unfused
       compare           judge it against float64 and against the unfused result

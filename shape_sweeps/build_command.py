@@ -18,8 +18,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
 import epilogues as ep
 import gemm_ops
 from gemm_ops.build.buildable import Buildable
@@ -29,14 +27,14 @@ from gemm_ops.explain.units import count
 from gemm_ops.foreseen import foresee
 from gemm_ops.kernels.families import families_for
 from gemm_ops.kernels.selection import Target
-from gemm_ops.outputs import padded_pitch
 
 from . import report
 from .cases import Case
 from .cli import BAD_INPUT, FAILURE, INTERRUPTED, OK, complain
 from .errors import InputError, one_line
-from .inputs import Inputs, output_dtypes, placeholder_inputs
+from .inputs import Inputs, placeholder_inputs
 from .outputs import Output, prepare
+from .padded_inputs import in_rows, paddings
 from .shapes import split_list
 
 #: what ``--backend`` takes: the others build nothing
@@ -198,24 +196,9 @@ def _calls(case: Case, epilogue: ep.Epilogue, padded: bool) -> list[tuple[Inputs
     """Inputs, and whether outputs are to lie in padded rows: contiguous first, then what differs from it."""
     inputs = placeholder_inputs(case, epilogue)
     return [
-        (replace(inputs, a=_in_rows(inputs.a, pad_a), b=_in_rows(inputs.b, pad_b)), pad_output)
+        (replace(inputs, a=in_rows(inputs.a, pad_a), b=in_rows(inputs.b, pad_b)), pad_output)
         for pad_a, pad_b, pad_output in paddings(case, epilogue, inputs, padded)
     ]
-
-
-def paddings(case: Case, epilogue: ep.Epilogue, inputs: Inputs, padded: bool) -> list[tuple[bool, bool, bool]]:
-    """Whether x, weight and outputs lie in padded rows, contiguous first; of what is the same padded, not twice."""
-    wide = any(padded_pitch((case.m, case.n), dtype) for dtype in output_dtypes(case, epilogue).values())
-    ways = [(False, True) if padded and can else (False,) for can in (_pads(inputs.a), _pads(inputs.b), wide)]
-    return [(a, b, output) for a, b, output in itertools.product(*ways)]
-
-
-def _pads(matrix: Tensor) -> bool:
-    return padded_pitch(matrix.shape, matrix.dtype) != 0
-
-
-def _in_rows(matrix: Tensor, padded: bool) -> Tensor:
-    return gemm_ops.empty_padded(matrix.shape, dtype=matrix.dtype, device="meta") if padded else matrix
 
 
 def run(options: argparse.Namespace, cases: Sequence[Case], epilogues: Mapping[str, ep.Epilogue]) -> int:

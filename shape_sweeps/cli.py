@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def complain(message: object) -> None:
     """One line on standard error."""
-    print(f"shape-sweeps: error: {message}", file=sys.stderr)
+    from gemm_ops.printable import printable
+
+    print(f"shape-sweeps: error: {printable(str(message))}", file=sys.stderr)
 
 
 def _main(arguments: Sequence[str], stdout: Stream) -> int:

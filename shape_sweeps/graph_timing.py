@@ -18,6 +18,7 @@ captured.  (:mod:`shape_sweeps.timing` times calls as they are launched one by o
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import time
@@ -26,8 +27,24 @@ from dataclasses import dataclass
 
 import torch
 
+from gemm_ops.tuner.replay import cache_bytes, copies_to_leave_cache, record, replay_us
+
 from .errors import one_line
 from .timing import Contender, calibrate, sample_cpu, sample_cuda
+
+__all__ = [
+    "CLOCK",
+    "EVENTS",
+    "GRAPH",
+    "Prepared",
+    "cache_bytes",
+    "capture",
+    "copies_to_leave_cache",
+    "leaves_cache",
+    "prepare",
+    "replay_us",
+    "sample_rounds",
+]
 
 GRAPH, EVENTS, CLOCK = "CUDA graph", "events around calls", "clock"
 
@@ -35,8 +52,6 @@ _WARM_UP_CALLS = 3
 #: A graph is as long as this at least, if so many calls suffice: its launch takes some microseconds.
 _GRAPH_US = 1000.0
 _MAX_CALLS = 128
-#: More copies than this are not made: of tensors so small the calls are a matter of launches.
-_MAX_COPIES = 64
 _LEAST_ROUNDS = 5
 
 
@@ -60,25 +75,9 @@ class Prepared:
     note: str = ""
 
 
-def copies_to_leave_cache(bytes_per_call: int, cache: int) -> int:
-    """How many copies of a call's inputs to walk through, so that none is in a cache of so many bytes when it is its
-    turn again: between two uses of one the others fill the cache twice.  At most 64; one if there is no cache.
-    """
-    if cache <= 0:
-        return 1
-    return min(1 + math.ceil(2 * cache / max(bytes_per_call, 1)), _MAX_COPIES)
-
-
 def leaves_cache(copies: int, bytes_per_call: int, cache: int) -> bool:
     """Whether so many copies do, and the inputs of a call come from memory."""
     return cache > 0 and (copies - 1) * bytes_per_call >= cache
-
-
-def cache_bytes(device: str) -> int:
-    """The L2 cache of a CUDA device, in bytes; 0 for a CPU, whose caches are not asked for."""
-    if torch.device(device).type != "cuda":
-        return 0
-    return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def prepare(contender: Contender, *, copies: int, device: str) -> Prepared:
@@ -142,25 +141,10 @@ def capture(contender: Contender, calls: int, copies: int = 1) -> tuple[torch.cu
         for call in range(max(_WARM_UP_CALLS, copies)):
             contender(call % copies)
     before.wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    result: object = None
-    try:
-        with torch.cuda.graph(graph):
-            for call in range(calls):
-                result = contender(call % copies)
-    finally:
-        torch.cuda.set_stream(before)  # a capture that fails leaves its own stream current
-    return graph, result
-
-
-def replay_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Microseconds of one of a graph's calls."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / calls
+    torch.cuda.synchronize()
+    gc.collect()  # what is destroyed while a graph is recorded may break that off
+    torch.cuda.empty_cache()
+    return record(lambda index: contender(index % copies), calls, stream=stream)
 
 
 def sample_rounds(

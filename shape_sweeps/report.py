@@ -10,16 +10,18 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from gemm_ops.build.buildable import Buildable
+from gemm_ops.printable import printable_lines
 
 from .records import FAILED, PASSED, SKIPPED, CaseRecord, Sweep
 from .runner import Observer
@@ -36,13 +38,24 @@ _LEGEND = (
 _MAX_REASON = 600  # characters: a compiler's output is for the JSON file
 
 
+class _Console(Console):
+    """Writes control characters out, wherever they come from: names in files, say, and a terminal would obey them."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable_lines(segment.text), segment.style)
+
+
 def make_console(*, stdout_taken: bool = False) -> Console:
     """A console on standard output, or on standard error if a report file goes to standard output."""
     stream = sys.stderr if stdout_taken else sys.stdout
     if stream.isatty():
-        return Console(file=stream, highlight=False, markup=False)
+        return _Console(file=stream, highlight=False, markup=False)
     # A width that no row exceeds: rich would otherwise fold rows at 80 columns, and nobody could grep them.
-    return Console(file=stream, highlight=False, markup=False, width=_PLAIN_WIDTH, no_color=True)
+    return _Console(file=stream, highlight=False, markup=False, width=_PLAIN_WIDTH, no_color=True)
 
 
 def print_header(

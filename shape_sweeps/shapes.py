@@ -13,6 +13,7 @@ A new set is a new row of :data:`SHAPE_SETS`.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -150,6 +151,17 @@ def parse_shapes(values: Iterable[str], where: str = "--shapes") -> tuple[Shape,
             )
         found[Shape(*read_extents(match.groups(), item, where))] = None
     return tuple(found)
+
+
+def add_positional(parser: argparse.ArgumentParser) -> None:
+    """Shapes without an option before them; :func:`take_positional` adds them to those of ``--shapes``."""
+    parser.add_argument("more_shapes", nargs="*", metavar="SHAPES", help="as --shapes")
+
+
+def take_positional(options: argparse.Namespace) -> None:
+    """Makes ``options.shapes`` all shapes that are given; None if there are none."""
+    options.shapes = [*(options.shapes or []), *options.more_shapes] or None
+    options.more_shapes = []
 
 
 def read_extents(digits: Iterable[str], item: str, where: str) -> tuple[int, ...]:

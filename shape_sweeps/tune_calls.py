@@ -17,12 +17,11 @@ import epilogues as ep
 from epilogues.gradients.backward import ACCUMULATOR
 from gemm_ops.dispatch import Call, bind_call
 from gemm_ops.gradients import storing_forward
-from gemm_ops.outputs import empty_padded
 from gemm_ops.product_gradients import is_slow
 
-from .build_command import paddings
 from .cases import Case
 from .inputs import Inputs, placeholder_inputs
+from .padded_inputs import in_rows, paddings
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Wanted:
     def make(self, fill: Callable[[Case, ep.Epilogue], Inputs]) -> Call:
         """The call, of tensors that ``fill`` makes."""
         inputs = fill(self.case, self.epilogue)
-        a, weight = (_in_rows(matrix, pad) for matrix, pad in zip((inputs.a, inputs.b), self.padded, strict=False))
+        a, weight = (in_rows(matrix, pad) for matrix, pad in zip((inputs.a, inputs.b), self.padded, strict=False))
         b = weight.t() if inputs.operation == "linear" else weight
         with torch.no_grad():
             if self.kind in ("forward", "recorded"):
@@ -66,13 +65,6 @@ class Wanted:
     def _recorded(self, inputs: Inputs, dtype: torch.dtype) -> ep.Epilogue:
         tensors = [name for name in self.epilogue.operands if isinstance(inputs.operands[name], Tensor)]
         return storing_forward(self.epilogue, (ACCUMULATOR, *tensors), dtype)
-
-
-def _in_rows(matrix: Tensor, padded: bool) -> Tensor:
-    if not padded:
-        return matrix
-    rows = empty_padded(matrix.shape, dtype=matrix.dtype, device=matrix.device)
-    return rows.copy_(matrix)
 
 
 def wanted_calls(

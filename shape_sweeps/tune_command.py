@@ -42,6 +42,7 @@ from .environment import choose_device as choose_present_device
 from .errors import InputError, OutputError, one_line
 from .inputs import make_inputs, placeholder_inputs
 from .outputs import Output, prepare
+from .shapes import add_positional, take_positional
 from .tune_calls import Wanted, wanted_calls
 
 EXIT_CODES = """\
@@ -65,17 +66,22 @@ Key = tuple[ProblemClass, str]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``tune`` that ``run`` has not."""
     add = parser.add_argument
-    add("more_shapes", nargs="*", metavar="SHAPES", help="as --shapes")
+    add_positional(parser)
     add(
         "--device",
         metavar="NAME",
-        help=f"cuda or cuda:INDEX (default: cuda); with --dry-run and --export also one of {', '.join(DEVICES)}",
+        help="cuda or cuda:INDEX (default: cuda); with --dry-run, --show and --export also one of "
+        + ", ".join(DEVICES),
     )
     add("--training", action="store_true", help="also recorded forwards, and the backward's products at odd extents")
     add("--padded", action="store_true", help="also x, weight and outputs in padded rows, where extents are odd")
     add("--again", action="store_true", help="measure what was measured before, too")
     add("--dry-run", action="store_true", help="list the candidates; builds and measures nothing, needs no GPU")
-    add("--show", action="store_true", help="list what is known, the user's results and the package's")
+    add(
+        "--show",
+        action="store_true",
+        help="list what is known, the user's results and the package's; with --device those of that device",
+    )
     add(
         "--merge",
         action="extend",
@@ -88,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def wants_cases(options: argparse.Namespace) -> bool:
     """Whether problems are to be measured or listed; else it is about files alone."""
-    options.shapes = [*(options.shapes or []), *options.more_shapes] or None
+    take_positional(options)
     named = options.shapes or options.quick or options.epilogues or options.dtypes or options.dry_run
     return bool(named) or not (options.show or options.merge or options.export)
 
@@ -122,19 +128,22 @@ def run(options: argparse.Namespace, cases: Sequence[Case], epilogues: Mapping[s
     console = report.make_console(stdout_taken=output is not None and output.is_stdout)
     merged = [(name, _read(name)) for name in options.merge or ()]
     device = _device_name(options) if options.export is not None else ""
+    shown = _figures(options).driver_name if options.show and options.device is not None else ""
     for name, records in merged:
         newer = _newer(records)
         if unkept := known.remember(newer):
             raise InputError(f"--merge: {name!r}: {one_line(unkept[0])}")
-        text = f"{count(len(records), 'result')} in {name}: {len(newer)} new or newer"
-        console.print(f"{text}, {len(records) - len(newer)} known", soft_wrap=True)
+        text = (
+            f"{count(len(records), 'result')} in {name}: {len(newer)} new or newer, {len(records) - len(newer)} known"
+        )
+        console.print("; ".join(filter(None, (text, tune_report.strangers(records)))), soft_wrap=True)
     code = OK
     if cases and options.dry_run:
         code = _list_candidates(options, cases, epilogues, console)
     elif cases:
         code = _measure(options, cases, epilogues, console)
     if options.show:
-        tune_report.print_known(console, known.known_files())
+        tune_report.print_known(console, known.known_files(), shown)
     if output is not None and code != INTERRUPTED:
         code = max(code, _export(output, device, console))
     return code
@@ -207,6 +216,7 @@ def _list_candidates(
     refused: Counter[str] = Counter()
     seen: set[Key] = set()
     rows: list[tuple[str, str, float, bool]] = []
+    done: list[str] = []
     for wanted in wanted_calls(cases, epilogues, training=options.training, padded=options.padded):
         call = wanted.make(placeholder_inputs)
         if refusal := problem_refusal(call.problem, len(call.operands), len(call.tree.outputs)):
@@ -221,10 +231,14 @@ def _list_candidates(
         if key in seen:
             continue
         seen.add(key)
+        if not options.again and (found := _find_done(*key)) is not None:
+            done.append(f"{wanted.title}: known, measured {found.date}; --again measures it anew")
         for each in rank_candidates(call.tree, call.problem.element, call.request, target, most=options.most):
             kernels[each.spec.key] = each.spec
             rows.append((wanted.title, each.name, each.expected, find_library(each.spec) is not None))
     tune_report.print_candidates(console, rows)
+    for line in done:
+        console.print(line, soft_wrap=True)
     for reason, calls in refused.items():
         console.print(f"nothing to measure of {count(calls, 'call')}: {report.shorten(reason)}", soft_wrap=True)
     missing = sum(find_library(kernel) is None for kernel in kernels.values())
@@ -327,7 +341,7 @@ def _plan(
             state.refuse(one_line(task))
         elif task.key in planned:
             continue
-        elif not options.again and _is_done(task):
+        elif not options.again and _find_done(*task.key) is not None:
             state.refuse("it was measured before; --again measures it anew", failed=False)
         else:
             planned[task.key] = wanted
@@ -335,10 +349,10 @@ def _plan(
     return kernels
 
 
-def _is_done(task: tune.Task) -> bool:
-    """Whether the user's file has all there is to measure."""
-    found = known.users_results(task.problem.device).get(task.key)
-    return found is not None and found.is_whole
+def _find_done(problem: ProblemClass, tree: str) -> Measured | None:
+    """The result that the user's file has, if it has all there is to measure."""
+    found = known.users_results(problem.device).get((problem, tree))
+    return found if found is not None and found.is_whole else None
 
 
 def _measure_one(wanted: Wanted, most: int, seconds: float, state: _Run) -> None:

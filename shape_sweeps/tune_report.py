@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemm_ops.explain.units import count
+from gemm_ops.printable import printable
 from gemm_ops.tuner.known import Results
 from gemm_ops.tuner.records import TWO_PASSES, UNFUSED, Measured
 
@@ -45,7 +46,7 @@ def print_results(console: Console, results: Sequence[Measured]) -> None:
         return
     table = _table(console, "problem", "candidate", numbers=("us", "model/this", "two passes/this", ""))
     for measured in results:
-        problem = f"{measured.problem.extents} {measured.problem.element} {measured.example}"
+        problem = f"{measured.problem.extents} {measured.problem.element} {printable(measured.example)}"
         if measured.problem.access != "aligned":
             problem += f", {measured.problem.access}"
         for name in _shown(measured):
@@ -53,7 +54,7 @@ def print_results(console: Console, results: Sequence[Measured]) -> None:
             others = (measured.us.get(measured.model), measured.us.get(TWO_PASSES))
             ratios = ["-" if other is None else f"{other / time:.2f}" for other in others]
             mark = Text("best", style="green") if name == measured.best else Text("")
-            table.add_row(Text(problem), Text(name), f"{time:.1f}", *ratios, mark)
+            table.add_row(Text(problem), Text(printable(name)), f"{time:.1f}", *ratios, mark)
     console.print(table)
     console.print(
         "us: of the GPU, medians of interleaved rounds, the weight from memory; model/this, two passes/this: time of"
@@ -68,13 +69,31 @@ def _shown(measured: Measured) -> list[str]:
     return [name for name in measured.order if name in shown]
 
 
-def print_known(console: Console, files: Mapping[Path, Results]) -> None:
-    """What each file knows, a line for each result."""
+def strangers(results: Iterable[Measured]) -> str:
+    """How many results name kernels that this version has not, in words; "" for none."""
+    number = sum(bool(each.strangers) for each in results)
+    if not number:
+        return ""
+    name = "names" if number == 1 else "name"
+    return f"{number} of them {name} kernels that this version does not have, which count for nothing"
+
+
+def print_known(console: Console, files: Mapping[Path, Results], device: str = "") -> None:
+    """What each file knows, a line for each result; of this device only, if one is given."""
+    if device:
+        files = {
+            path: {key: each for key, each in results.items() if each.problem.device == device}
+            for path, results in files.items()
+        }
     if not any(files.values()):
-        console.print("nothing is known yet: no results of the user's, and none in the package")
+        which = f" of the {device}" if device else ""
+        console.print(f"nothing is known yet{which}: no results of the user's, and none in the package")
         return
     for path, results in files.items():
-        console.print(f"{count(len(results), 'result')} in {path}", soft_wrap=True)
+        if device and not results:
+            continue
+        said = [f"{count(len(results), 'result')} in {path}", strangers(results.values())]
+        console.print("; ".join(filter(None, said)), soft_wrap=True)
         table = _table(console, "device", "problem", "epilogue", "best", numbers=("us", "model/best", "date"))
         for record in results.values():
             problem = record.problem
@@ -82,6 +101,9 @@ def print_known(console: Console, files: Mapping[Path, Results]) -> None:
             model = f"{record.us[record.model] / best:.2f}" if record.model in record.us else "-"
             what = f"{problem.extents} {problem.element} {problem.layouts} {problem.access}"
             table.add_row(
-                *map(Text, (problem.device, what, record.tree, record.best)), f"{best:.1f}", model, record.date[:10]
+                *(Text(printable(text)) for text in (problem.device, what, record.tree, record.best)),
+                f"{best:.1f}",
+                model,
+                record.date[:10],
             )
         console.print(table)

@@ -225,6 +225,27 @@ def test_an_interrupt_leaves_a_valid_file(
     assert run(capsys, "benchmark", "--replay", str(path))[0] == 0
 
 
+def test_shapes_need_no_option(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    given = ["--json", str(path), "--epilogues", "identity", "--shapes", "40x24x16", "--max-seconds", "0"]
+    code, out, _ = run(capsys, "benchmark", "64x64x64,33x65x127", "40x24x16", *RUN[1:], *given)
+    assert code == 1 and "3 of 3 not reached" in out
+    code, out, err = run(capsys, "benchmark", "64x64")
+    assert code == 2 and out == "" and "neither a shape" in err
+
+
+def test_control_characters_of_a_file_are_written_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    results = made_up_results()
+    results.environment["device_name"] = "H\x1b[2J200"
+    results.notes.append("a\x1b]0;title\x07note")
+    path = tmp_path / "run.json"
+    path.write_text(document.to_json(results))
+    _, out, _ = run(capsys, "benchmark", "--replay", str(path))
+    assert r"H\x1b[2J200" in out and r"a\x1b]0;title" in out and not set("\x1b\x07") & set(out)
+    _, out, _ = run(capsys, "benchmark", "--replay", str(path), "--markdown", "-")
+    assert out.startswith("Measured on ") and r"H\x1b[2J200" in out and "\x1b" not in out
+
+
 def test_the_time_limit_leaves_out_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, *SMALL, "--max-seconds", "0")
     assert code == 1 and "note: ended after 0 s, as --max-seconds says" in out

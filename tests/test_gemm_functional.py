@@ -385,6 +385,15 @@ def test_backend_for_says_why() -> None:
         gemm_ops.backend_for(a, b.t(), "gelu", bias=bias)
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_backend_for_refuses_the_variables_that_a_call_refuses(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, bias = problem(torch.bfloat16)
+    monkeypatch.setenv("GEMM_OPS_TUNE", "often")
+    for call in (matmul, gemm_ops.backend_for):
+        with gemm_ops.use_backend(backend), pytest.raises(ValueError, match="GEMM_OPS_TUNE should be one of now"):
+            call(a, b, "gelu", bias=bias)
+
+
 @pytest.fixture
 def caught() -> Iterator[list[warnings.WarningMessage]]:
     with warnings.catch_warnings(record=True) as caught:

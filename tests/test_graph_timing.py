@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from gemm_ops.tuner import replay, stopwatch
 from shape_sweeps import graph_timing, host_timing
 from shape_sweeps.benchmark import checks, contenders, suite
 from shape_sweeps.graph_timing import (
@@ -25,6 +28,26 @@ from shape_sweeps.shapes import SHAPE_SETS, Shape
 
 H200_CACHE = 60 * 2**20
 MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "count"),
+    [
+        (400 * MIB, 10_000 * MIB, 2),  # one more, so that the other leaves
+        (32 * MIB, 10_000 * MIB, 5),
+        (MIB, 10_000 * MIB, 64),
+        (32 * MIB, 512 * MIB, 2),  # memory is short: an eighth of it
+        (400 * MIB, 512 * MIB, 1),
+    ],
+)
+def test_tuning_copies_the_weight_as_benchmarks_do(
+    size: int, free: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopwatch, "cache_bytes", lambda device: H200_CACHE)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    monkeypatch.setattr(stopwatch, "copy_of", lambda b: b)
+    weight = torch.empty(size // 2, 1, dtype=torch.bfloat16, device="meta")
+    assert len(stopwatch.copies_of_weight(weight)) == count
 
 
 @pytest.mark.parametrize("cache", [H200_CACHE, 40 * MIB, 6 * MIB])
@@ -98,6 +121,48 @@ def test_on_a_cpu_the_clock_is_read() -> None:
     seen: set[int] = set()
     prepared = prepare(seen.add, copies=3, device="cpu")
     assert prepared.how == CLOCK and seen == {0, 1, 2} and 0 < prepared.sample() < 1e6
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_recording_is_ended_and_its_stream_left_whatever_the_calls_do(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    class Graph:
+        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+            done.append(("begin", pool, capture_error_mode))
+
+        def capture_end(self) -> None:
+            done.append("end")
+            if fails:
+                raise RuntimeError("the capture is invalid")
+
+    @contextlib.contextmanager
+    def stream(chosen: object) -> Iterator[None]:
+        done.append(chosen)
+        try:
+            yield
+        finally:
+            done.append("left")
+
+    def call(index: int) -> int:
+        done.append(index)
+        if fails:
+            raise ValueError("it waits")
+        return index * 10
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    options: Any = {"stream": "side", "pool": "shared", "error_mode": "thread_local"}
+    if fails:
+        with pytest.raises(RuntimeError, match="invalid") as caught:
+            replay.record(call, 3, **options)
+        assert isinstance(caught.value.__context__, ValueError)
+    else:
+        assert replay.record(call, 3, **options)[1] == 20
+    calls = [0] if fails else [0, 1, 2]
+    assert done == ["side", ("begin", "shared", "thread_local"), *calls, "end", "left"]
 
 
 class _NoDevice:

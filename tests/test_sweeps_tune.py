@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from tuner_support import H200, call_on_h200, knowing, result_of
 
 from gemm_ops.tuner import known, tune
 from gemm_ops.tuner.records import write_records
-from shape_sweeps import cli, tune_command
+from shape_sweeps import cli, report, tune_command, tune_report
 
 __all__ = ["knowing"]
+
+KERNEL = "sm90_pingpong_128x128x64_1x2 swizzle 1"
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
 
@@ -105,6 +108,83 @@ def test_results_are_merged_shown_and_exported(
     code, out, _ = run(capsys, "--export", str(exported), "--device", "h200")
     assert code == 0 and "wrote 2 results of the NVIDIA H200" in out
     assert known.read_file(exported) == (newer, new)
+
+
+def test_shows_what_is_known_of_a_device(knowing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = result_of(call_on_h200(64, 64, 64), {KERNEL: 1.0})
+    other = dataclasses.replace(here, problem=dataclasses.replace(here.problem, device="NVIDIA A100-SXM4-80GB", m=7))
+    known.remember([here, other])
+    code, out, _ = run(capsys, "--show")
+    assert code == 0 and "64 x 64 x 64" in out and "7 x 64 x 64" in out
+    code, out, _ = run(capsys, "--show", "--device", "h200")
+    assert code == 0 and "64 x 64 x 64" in out and "A100" not in out and "a100" not in out
+    code, out, _ = run(capsys, "--show", "--device", "a100-80")
+    assert code == 0 and "7 x 64 x 64" in out and "64 x 64 x 64 " not in out.replace("7 x 64 x 64", "")
+    code, out, _ = run(capsys, "--show", "--device", "h100")
+    assert code == 0 and out.startswith("nothing is known yet of the NVIDIA H100")
+    code, out, err = run(capsys, "--show", "--device", "h300")
+    assert (code, out) == (2, "") and "--device: unknown device 'h300'" in err
+
+
+def test_says_how_many_results_name_kernels_that_are_none(
+    knowing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = result_of(call_on_h200(64, 64, 64), {KERNEL: 1.0, "two passes": 2.0, "by operations": 3.0})
+    narrow = result_of(call_on_h200(63, 63, 63), {"sm80_128x128x32_2stages swizzle 8": 1.0})
+    gone = result_of(call_on_h200(128, 64, 64), {KERNEL: 1.0, "sm90_pingpong_8x8x8_1x1 swizzle 1": 2.0})
+    more = result_of(call_on_h200(256, 64, 64), {"cuBLAS twice": 2.0})
+    file = tmp_path / "results.json"
+    file.write_text(write_records(H200.name, [ours, narrow]))
+    code, out, _ = run(capsys, "--merge", str(file), "--show")
+    assert code == 0 and "2 results in" in out and "does not have" not in out
+    file.write_text(write_records(H200.name, [ours, gone]))
+    code, out, _ = run(capsys, "--merge", str(file))
+    assert code == 0 and "; 1 of them names kernels that this version does not have, which count for nothing" in out
+    known.remember([more])
+    code, out, _ = run(capsys, "--show")
+    assert code == 0 and "4 results in" in out and "; 2 of them name kernels that this version does not have" in out
+
+
+def test_control_characters_in_files_do_not_reach_the_terminal(
+    knowing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clear = "\x1b[2J\x07\x9b2J\u202e\nx"
+    call = call_on_h200(64, 64, 64)
+    result = result_of(call, {f"kernel {clear}": 1.0}, example=f"gelu{clear}", model=clear)
+    result = dataclasses.replace(result, problem=dataclasses.replace(result.problem, device=f"GPU {clear}"))
+    file = tmp_path / "results.json"
+    file.write_text(write_records(result.problem.device, [result]))
+    code, out, err = run(capsys, "--merge", str(file), "--show")
+    assert (code, err) == (0, "") and all(character.isprintable() or character == "\n" for character in out)
+    assert r"GPU \x1b[2J\x07\x9b2J\u202e\nx" in out and r"kernel \x1b[2J" in out
+    (kept,) = (tmp_path / "cache" / "tuning").glob("*.json")
+    assert known.read_file(kept) == (result,), "files have names as they are"
+    # in one line that says what is wrong
+    second = dataclasses.replace(result, problem=dataclasses.replace(result.problem, device="another"))
+    known.remember([second])
+    code, out, err = run(capsys, "--export", str(tmp_path / "out.json"))
+    if not torch.cuda.is_available():
+        assert code == 2 and r"GPU \x1b[2J" in err and err.count("\n") == 1 and err.strip().isprintable()
+    console = io.StringIO()
+    tune_report.print_results(report._Console(file=console, width=200), [result])
+    assert r"gelu\x1b[2J" in console.getvalue() and "\x1b[2J" not in console.getvalue()
+    console = io.StringIO()
+    report._Console(file=console, width=200).print("one\ntwo\x1b[3J three", soft_wrap=True)
+    assert console.getvalue() == "one\ntwo\\x1b[3J three\n"
+
+
+def test_a_dry_run_says_what_is_known(knowing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = ["64x64x64", "128x64x64", "--epilogues", "identity", "--dtypes", "bf16", "--dry-run", "--device", "h200"]
+    whole, partial = (
+        dataclasses.replace(result_of(call_on_h200(m, 64, 64), {KERNEL: 1.0}), tree="-> bf16, 0 instructions")
+        for m in (64, 128)
+    )
+    known.remember([whole, dataclasses.replace(partial, dropped={"another": "not built"})])
+    said = "64x64x64 bf16 identity: known, measured 2026-11-30 12:00:00; --again measures it anew"
+    code, out, _ = run(capsys, *one)
+    assert code == 0 and said in out.splitlines() and out.count("known, measured") == 1, "the other is gone on with"
+    code, out, _ = run(capsys, *one, "--again")
+    assert code == 0 and "known, measured" not in out
 
 
 @pytest.fixture

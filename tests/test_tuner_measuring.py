@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gemm_support import resolved
 from torch import Tensor
 from tuner_support import H200, Told, call_on_h200, knowing, result_of
 
@@ -19,7 +20,9 @@ import epilogues as ep
 import gemm_ops
 from gemm_ops import dispatch, plan, product_call
 from gemm_ops.errors import BuildError
+from gemm_ops.kernels.selection import Target
 from gemm_ops.tuner import known, tune
+from gemm_ops.tuner.classes import is_access, is_tree_class, problem_class, tree_class
 from gemm_ops.tuner.contenders import Contender, by_operations, copy_of, find_fault, poisoned_outputs
 from gemm_ops.tuner.measuring import LEAST_ROUNDS, MOST_ROUNDS, measure_in_rounds
 from gemm_ops.tuner.records import RecordError, pick_best, read_records, write_records
@@ -87,6 +90,16 @@ def test_files_that_are_none(text: str) -> None:
         ("problem", "3 x 4"),
         ("problem", "0 x 64 x 64, bf16, row/column, aligned"),
         ("problem", f"{'9' * 5000} x 64 x 64, bf16, row/column, aligned"),
+        ("problem", "64 x 64 x 64, bf16, row/column, well\x1b[2J"),
+        ("problem", "64 x 64 x 64, bf16, row/column, a padded, and more"),
+        ("problem", "64 x 64 x 64, f64, row/column, aligned"),
+        ("epilogue", None),
+        ("epilogue", ""),
+        ("epilogue", "-> bf16"),
+        ("epilogue", "-> bf16, many instructions"),
+        ("epilogue", "-> bf17, 1 instructions"),
+        ("epilogue", "row row -> bf16, 1 instructions"),
+        ("epilogue", "-> bf16, 1 instructions\n"),
         ("us", {}),
         ("us", {"a": -1}),
         ("us", {"a": "1"}),
@@ -105,6 +118,22 @@ def test_a_result_that_makes_no_sense_is_passed_over_alone(field: str, value: ob
     found["results"][1][field] = value
     records, faults = read_records(json.dumps(found))
     assert records == (good,) and len(faults) == 1 and faults[0].startswith("result 2: ")
+    assert faults[0].isprintable()
+
+
+def test_every_class_of_ours_reads_as_one() -> None:
+    for epilogue in ep.builders.SUITE.values():
+        built = epilogue()
+        for dtype in ("bf16", "f16"):
+            found = tree_class(resolved(built, dtype))
+            assert is_tree_class(found), found
+    for m, n, k in ((64, 64, 64), (63, 65, 67), (1, 1, 1), (8, 4097, 4096)):
+        for target in (H200, Target((8, 0), 108, "NVIDIA A100")):
+            call = call_on_h200(m, n, k)
+            problem = problem_class(call.request, "bf16", target)
+            assert problem is not None and is_access(problem.access), problem
+    for text in ("a contiguous, b padded, loads by 1, stores back", "loads strided, loads unaligned"):
+        assert is_access(text)
 
 
 def test_results_are_found_again_by_other_processes(knowing: Path) -> None:

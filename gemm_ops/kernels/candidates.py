@@ -24,7 +24,7 @@ from epilogues.tree import EpilogueTree
 
 from ..addressing import Addressing, Request, address
 from .config import KernelConfig
-from .families import CONFIGS, arch_of, choose_config, families_for, takes
+from .families import CONFIGS, UNALIGNED_STAGES, arch_of, choose_config, families_for, takes
 from .selection import Target, select_kernel
 from .spec import KernelSpec
 from .waves import choose_raster, expected_time, tiles
@@ -94,6 +94,19 @@ def find_candidate(
             laid = dataclasses.replace(config, swizzle=int(swizzle))
             return _candidate(tree, element, each, addressing, laid, target)
     return None
+
+
+def is_kernel(name: str) -> bool:
+    """Whether some problem has a candidate of this name, on some device."""
+    config_name, _, swizzle = name.rpartition(" swizzle ")
+    return swizzle.isdecimal() and any(config.name == config_name for config in _every_config())
+
+
+def _every_config() -> Iterator[KernelConfig]:
+    for family, configs in CONFIGS.items():
+        yield from configs
+        if family == "sm80":  # of matrices that are not aligned the stages are fewer
+            yield from (dataclasses.replace(config, stages=UNALIGNED_STAGES) for config in configs)
 
 
 def _pool(tree: EpilogueTree, element: str, request: Request, target: Target) -> Iterator[Candidate]:

@@ -31,6 +31,8 @@ from .waves import choose_raster, expected_time, tiles
 
 CONFIGS = {"skinny": SKINNY_CONFIGS, "sm90": SM90_CONFIGS, "sm80": SM80_CONFIGS}
 
+#: Stages of SM80 kernels whose A or B goes through registers.
+UNALIGNED_STAGES = 2
 #: Columns that ``cuda/unaligned_pieces.cuh`` takes at a time: those of an epilogue tile.
 _PIECE_COLUMNS = 32
 #: Rows up to which skinny kernels are asked.
@@ -69,8 +71,8 @@ def choose_config(family: str, problem: Addressing, tree: EpilogueTree, multipro
         large, small = SM80_CONFIGS
         config = large if tiles(large, problem) >= multiprocessors else small
         if min(problem.access.a, problem.access.b) < 2:
-            # cp.async moves at least 4 bytes; what moves less goes through registers, two stages deep
-            config = dataclasses.replace(config, stages=2)
+            # cp.async moves at least 4 bytes; what moves less goes through registers
+            config = dataclasses.replace(config, stages=UNALIGNED_STAGES)
         return config
     fitting = [config for config in SM90_CONFIGS if takes(config, tree, problem, stages=3)]
     if not fitting:

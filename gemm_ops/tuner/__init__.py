@@ -13,6 +13,7 @@
 ``measuring``    interleaved rounds, which drop the slow ones early; any stopwatch will do.
 ``contenders``   what is measured: fused kernels, cuBLAS and one kernel, PyTorch by operations; are they right?
 ``stopwatch``    CUDA graphs that read one copy of the weight after another.
+``replay``       such graphs recorded, replayed and timed; how many copies leave the cache.
 ``tune``         one problem: rank, build, check, measure, keep.
 
 Contract: where nothing is known of a problem, the rules choose (:mod:`gemm_ops.kernels.selection`).  Results are looked

@@ -22,6 +22,7 @@ from ..kernels.candidates import Candidate, find_candidate
 from ..kernels.selection import Selection, Target
 from ..kernels.spec import KernelSpec
 from ..kernels.waves import expected_time
+from ..printable import printable
 from . import known
 from .classes import ProblemClass, problem_class, tree_class
 from .context import way_of_tuning
@@ -121,7 +122,8 @@ class _Asker:
             return None
         # its own times would be others
         reason = (
-            f"measured fastest with {measured.example or 'another epilogue'} ({measured.date[:10]}, {self.target.name})"
+            f"measured fastest with {printable(measured.example) or 'another epilogue'} "
+            f"({measured.date[:10]}, {self.target.name})"
         )
         return Advice(FUSED, candidate.spec, candidate.addressing, reason)
 

@@ -20,10 +20,12 @@ are two.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from dataclasses import dataclass
 
 from epilogues.analysis import fast_instructions, instructions_per_element
+from epilogues.dtypes import DTYPES
 from epilogues.tree import EpilogueTree, Kind
 
 from ..addressing import Addressing, Placement, Request, address
@@ -32,6 +34,16 @@ from ..kernels.families import families_for, general_families
 from ..kernels.selection import Target
 
 ALIGNED = "aligned"
+
+_PART = r"(?:a|b|loads|stores) (?:by [1-9]\d?|[a-z]+)"
+_ACCESS = re.compile(rf"{_PART}(?:, {_PART})*", re.ASCII)
+_DTYPE = "|".join(DTYPES)
+_READ = rf"(?:row|column|(?:[1-9]\d? )?aux (?:{_DTYPE}))"
+_TREE = re.compile(
+    rf"(?:{_READ}(?:, {_READ})* )?-> (?:{_DTYPE})(?:\+(?:{_DTYPE}))*, "
+    r"(?:[01]|[1-9]\d{0,8} to [1-9]\d{0,8}) instructions",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,16 @@ def tree_class(tree: EpilogueTree) -> str:
     written = "+".join(str(store.dtype) for store in tree.outputs)
     bucket = _bucket(instructions_per_element(tree, fast_instructions))
     return f"{', '.join(read)}{' ' if read else ''}-> {written}, {bucket} instructions"
+
+
+def is_access(text: str) -> bool:
+    """Whether a text is one of :attr:`ProblemClass.access`."""
+    return text == ALIGNED or _ACCESS.fullmatch(text) is not None
+
+
+def is_tree_class(text: str) -> bool:
+    """Whether a text is one of :func:`tree_class`."""
+    return _TREE.fullmatch(text) is not None
 
 
 def matrices_of(tree: str) -> str:

@@ -30,6 +30,7 @@ from pathlib import Path
 import filelock
 
 from ..build.cache import cache_folder
+from ..printable import printable
 from .classes import ProblemClass
 from .records import Measured, RecordError, read_records, write_records
 
@@ -207,4 +208,4 @@ def _say(text: str) -> None:
     """Warns, once in a process for each text."""
     if text not in _said:
         _said.add(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(printable(text), RuntimeWarning, stacklevel=2)

@@ -39,7 +39,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .classes import ProblemClass
+from ..kernels.candidates import is_kernel
+from ..printable import printable
+from .classes import ProblemClass, is_access, is_tree_class
 
 FORMAT = 1
 #: Names of what is no fused kernel.
@@ -57,8 +59,9 @@ _MOST_DIGITS = 19
 _MOST_MICROSECONDS = 1e12
 _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _PROBLEM = re.compile(
-    r"(?:(?P<batch>\d+) of )?(?P<m>\d+) x (?P<n>\d+) x (?P<k>\d+), (?P<element>\w+), "
-    r"(?P<layouts>(?:row|column)/(?:row|column)), (?P<access>.+)"
+    r"(?:(?P<batch>\d+) of )?(?P<m>\d+) x (?P<n>\d+) x (?P<k>\d+), (?P<element>bf16|f16), "
+    r"(?P<layouts>(?:row|column)/(?:row|column)), (?P<access>.+)",
+    re.ASCII,
 )
 
 
@@ -105,6 +108,11 @@ class Measured:
         return NOT_BUILT not in self.dropped.values()
 
     @property
+    def strangers(self) -> tuple[str, ...]:
+        """The names of kernels that this version has not, for no problem: what is said of them counts for nothing."""
+        return tuple(name for name in self.us if name not in UNFUSED and not is_kernel(name))
+
+    @property
     def order(self) -> tuple[str, ...]:
         """The names, the best first, then by time: what to take where those before are in no pool any more."""
         others = sorted((name for name in self.us if name != self.best), key=self.us.__getitem__)
@@ -128,7 +136,7 @@ class Measured:
         if self.model and self.model != taken and self.model in self.us:
             parts.append(f"the model's choice {self.us[self.model]:.1f}")
         parts += [f"{IN_WORDS[name]} {self.us[name]:.1f}" for name in UNFUSED if name in self.us and name != taken]
-        return f"{', '.join(parts)} ({self.date[:10]}, {self.problem.device})"
+        return f"{', '.join(parts)} ({self.date[:10]}, {printable(self.problem.device)})"
 
 
 def pick_best(us: Mapping[str, float]) -> str:
@@ -193,8 +201,10 @@ def _from_json(device: str, entry: object) -> Measured:
     if not isinstance(entry, dict):
         raise RecordError("no object")
     match = _PROBLEM.fullmatch(str(entry.get("problem")))
-    if match is None:
+    if match is None or not is_access(match["access"]):
         raise RecordError(f"no problem: {entry.get('problem')!r}")
+    if not is_tree_class(str(entry.get("epilogue"))):
+        raise RecordError(f"no class of epilogues: {entry.get('epilogue')!r}")
     if any(len(match[name] or "") > _MOST_DIGITS for name in _EXTENTS):
         raise RecordError("an extent is too large")
     extents = {name: int(match[name] or 1) for name in _EXTENTS}

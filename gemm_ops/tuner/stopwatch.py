@@ -6,7 +6,7 @@
     13.9
 
 Contract: it is the GPU's time that counts, and not the host's.  In a network a layer's weight comes from memory, as
-the other layers' were read since; so there are as many copies as exceed the L2 cache twice.  x, which the layer before
+the other layers' were read since; so there are as many copies as it takes (:mod:`.replay`).  x, which the layer before
 has just written, and the outputs are the same at each call.
 """
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .contenders import copy_of
+from .replay import cache_bytes, copies_to_leave_cache, elapsed_us, record, replay_us
 
 #: What a graph should take at least, far above the resolution of events.
 _GRAPH_MICROSECONDS = 1000.0
@@ -29,11 +30,10 @@ _WARM_UPS = 2
 
 
 def copies_of_weight(b: Tensor) -> tuple[Tensor, ...]:
-    """The weight, and as many copies as exceed the device's L2 cache twice; fewer where memory is short."""
+    """The weight, and as many copies of it as leave the device's L2 cache; fewer where memory is short."""
     size = b.numel() * b.element_size()
-    cache = int(torch.cuda.get_device_properties(b.device).L2_cache_size)
     free, _ = torch.cuda.mem_get_info(b.device)
-    count = min(_MOST_CALLS, math.ceil(2 * cache / size), max(1, free // _SHARE_OF_MEMORY // size))
+    count = min(copies_to_leave_cache(size, cache_bytes(b.device)), max(1, free // _SHARE_OF_MEMORY // size))
     return (b, *(copy_of(b) for _ in range(count - 1)))
 
 
@@ -54,14 +54,13 @@ class CudaStopwatch:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 calls = self._calls_of(call)
-                graph = torch.cuda.CUDAGraph()
-                # what other threads do meanwhile is none of this graph's business
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    for index in range(calls):
-                        call(self.weights[index % len(self.weights)])
-                finally:
-                    graph.capture_end()
+            graph, _ = record(
+                lambda index: call(self.weights[index % len(self.weights)]),
+                calls,
+                stream=self._stream,
+                pool=self._pool,
+                error_mode="thread_local",  # what other threads do meanwhile is none of this graph's business
+            )
             torch.cuda.current_stream().wait_stream(self._stream)
             graph.replay()
         self.graphs[name], self.calls[name] = graph, calls
@@ -69,22 +68,13 @@ class CudaStopwatch:
     def time(self, name: str) -> float:
         """Microseconds of one call, of one replay."""
         with torch.cuda.device(self.device):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            self.graphs[name].replay()
-            end.record()
-            end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / self.calls[name]
+            return replay_us(self.graphs[name], self.calls[name])
 
     def _calls_of(self, call: Callable[[Tensor], object]) -> int:
         """How many calls a graph has: enough to last, and all weights as often."""
         for _ in range(_WARM_UPS):
             call(self.weights[0])
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call(self.weights[0])
-        end.record()
-        end.synchronize()
-        wanted = math.ceil(_GRAPH_MICROSECONDS / max(float(start.elapsed_time(end)) * 1e3, 1.0))
+        us = elapsed_us(lambda: call(self.weights[0]))
+        wanted = math.ceil(_GRAPH_MICROSECONDS / max(us, 1.0))
         count = min(max(wanted, len(self.weights)), _MOST_CALLS)
         return max(count // len(self.weights), 1) * len(self.weights)

@@ -1,6 +1,7 @@
 """The command ``benchmark``: the table of the suite, measured or read from earlier runs.
 
     $ python -m shape_sweeps benchmark --peers no-compile --json run.json --markdown table.md --plot run.svg
+    $ python -m shape_sweeps benchmark 4096x11008x4096 --epilogues bias_gelu
     $ python -m shape_sweeps benchmark --group decode --epilogues bias_gelu,gate --warm
     $ python -m shape_sweeps benchmark --replay run.json --replay compile.json --markdown table.md
 
@@ -25,7 +26,7 @@ from ..environment import choose_device, describe, describe_driver
 from ..errors import InputError, ReportLost
 from ..outputs import Output, check_distinct, prepare, write_or_complain
 from ..report import Progressing
-from ..shapes import SHAPE_SETS, Shape, parse_shapes
+from ..shapes import SHAPE_SETS, Shape, add_positional, parse_shapes, take_positional
 from ..streams import Stream
 from . import picture, tables
 from .document import from_json, merge, to_json
@@ -60,6 +61,7 @@ _MEASURING = ("peers", "rounds", "seconds_per_case", "max_seconds", "warm", "dev
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command that are no numbers."""
+    add_positional(parser)
     add = parser.add_argument
     add(
         "--shapes",
@@ -105,6 +107,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str], stdout: Stream) -
         InputError: before anything is measured.
         ReportLost: standard output is, and there are no results to be written elsewhere.
     """
+    take_positional(options)
     outputs = _outputs(options)
     console = report.make_console(stdout_taken=any(output.is_stdout for output in outputs.values()))
     if options.replay:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemm_ops.explain.units import count
+from gemm_ops.printable import printable_lines
 
 from ..report import shorten
 from .document import geomeans
@@ -174,7 +175,7 @@ def to_markdown(results: Results) -> str:
             lines += ["", *_markdown_group(group, entries)]
     if results.entries:
         lines += ["", *_markdown_geomeans(results)]
-    return "\n".join(lines) + "\n"
+    return printable_lines("\n".join(lines) + "\n")
 
 
 def _markdown_group(group: str, entries: Sequence[Entry]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gemm_ops.runtime.dependent_launch import way_of_overlap
 from gemm_ops.tuner.context import seconds_of_tuning, way_of_tuning
 from gemm_ops.when_to_build import way_of_building
 
@@ -162,7 +163,7 @@ def check_variables() -> None:
     Raises:
         InputError: which says the variable.
     """
-    for read in (way_of_tuning, seconds_of_tuning, way_of_building):
+    for read in (way_of_tuning, seconds_of_tuning, way_of_building, way_of_overlap):
         try:
             read()
         except ValueError as error:

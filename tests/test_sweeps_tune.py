@@ -75,7 +75,13 @@ def test_what_cannot_be_kept_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("GEMM_OPS_TUNE", "1"), ("GEMM_OPS_TUNE_SECONDS", "soon"), ("GEMM_OPS_BUILD", "later")]
+    ("variable", "value"),
+    [
+        ("GEMM_OPS_TUNE", "1"),
+        ("GEMM_OPS_TUNE_SECONDS", "soon"),
+        ("GEMM_OPS_BUILD", "later"),
+        ("GEMM_OPS_OVERLAP", "maybe"),
+    ],
 )
 @pytest.mark.parametrize("command", [["run", "--quick"], ["explain", "gate", "--shape", "8,8,8"], ["tune", "--show"]])
 def test_variables_that_mean_nothing(

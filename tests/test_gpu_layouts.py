@@ -154,7 +154,7 @@ def only(config: KernelConfig) -> Iterator[None]:
 
 def forget_choices() -> None:
     dispatch._select.cache_clear()
-    plan._plans.clear()
+    plan.forget_plans()  # in C++ too: a plan kept there would launch the kernel of another configuration
 
 
 #: Those that take matrices at any alignment.

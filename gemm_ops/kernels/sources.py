@@ -31,6 +31,7 @@ GENERATORS = {
         "cuda/dependent_launch.cuh",
         "cuda/direct_*.cuh",
         "cuda/functors.cuh",
+        "cuda/sm90_launch.cuh",
         "cuda/unaligned_*.cuh",
         "templates/host.cu.j2",
         "templates/sm*.cu.j2",

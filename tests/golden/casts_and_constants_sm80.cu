@@ -155,9 +155,15 @@ typename Gemm::Arguments make_arguments(GemmArguments const& args) {
       args.lda, args.ldb, 0, 0);
 }
 
+cutlass::Status launch(GemmArguments const& args, void* workspace, cudaStream_t stream) {
+  Gemm gemm;
+  cutlass::Status const status = gemm.initialize(make_arguments(args), workspace, stream);
+  return status == cutlass::Status::kSuccess ? gemm.run(stream) : status;
+}
+
 }  // namespace
 
-// The functions that Python calls; the same in every kernel.
+// The functions that Python calls; the same in every kernel of CUTLASS's.
 
 // Bytes of device memory that gemm_run needs for these arguments.
 extern "C" __attribute__((visibility("default"))) int64_t gemm_workspace_size(GemmArguments const* args) {
@@ -167,12 +173,7 @@ extern "C" __attribute__((visibility("default"))) int64_t gemm_workspace_size(Ge
 // Launches on the stream and returns at once.  Zero, or a CUTLASS status with a CUDA error code above it.
 extern "C" __attribute__((visibility("default"))) int gemm_run(
     GemmArguments const* args, void* workspace, void* stream) {
-  Gemm gemm;
-  cudaStream_t const on = static_cast<cudaStream_t>(stream);
-  cutlass::Status status = gemm.initialize(make_arguments(*args), workspace, on);
-  if (status == cutlass::Status::kSuccess) {
-    status = gemm.run(on);
-  }
+  cutlass::Status const status = launch(*args, workspace, static_cast<cudaStream_t>(stream));
   if (status == cutlass::Status::kSuccess) {
     return 0;
   }

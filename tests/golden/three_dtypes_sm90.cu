@@ -1,16 +1,18 @@
 // sm90_cooperative_128x256x64_2x1 bf16 column/row -> bf16+f32+f16, sm_90a
 // where the kernel waits for the one ahead of it, and lets the next one start
 #define CUTLASS_ENABLE_GDC_FOR_SM90
+// the driver's function is the one of sm90_launch.cuh
+#define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL
 #include <cuda_runtime.h>
 #include <cute/tensor.hpp>
 #include <cutlass/cutlass.h>
 #include <cutlass/numeric_types.h>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
 #include "functors.cuh"
+#include "sm90_launch.cuh"
 
 struct OperandArgument {
   void* data;
@@ -238,9 +240,8 @@ using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder
 
 using Kernel = cutlass::gemm::kernel::GemmUniversal<
     cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
-using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
-typename Gemm::Arguments make_arguments(GemmArguments const& args) {
+typename Kernel::Arguments make_arguments(GemmArguments const& args) {
   using Element = cutlass::bfloat16_t;
   // StrideA and StrideB have a constant 1 where the operand is contiguous
   typename Kernel::StrideA stride_a{};
@@ -249,7 +250,7 @@ typename Gemm::Arguments make_arguments(GemmArguments const& args) {
   cute::get<1>(stride_b) = args.ldb;
   StrideD stride_d = cute::make_stride(args.outputs[0].leading_dimension, cute::Int<1>{}, cute::Int<0>{});
 
-  typename Gemm::Arguments arguments{
+  typename Kernel::Arguments arguments{
       cutlass::gemm::GemmUniversalMode::kGemm,
       {static_cast<int>(args.m), static_cast<int>(args.n), static_cast<int>(args.k), 1},
       {static_cast<Element const*>(args.a), stride_a, static_cast<Element const*>(args.b), stride_b},
@@ -261,28 +262,29 @@ typename Gemm::Arguments make_arguments(GemmArguments const& args) {
   return arguments;
 }
 
+cutlass::Status launch(GemmArguments const& args, void* workspace, cudaStream_t stream) {
+  bool const overlapped = ep::follows_own_kernel(args.last_captured, stream);
+  cutlass::Status const status = ep::launch<Kernel>(make_arguments(args), workspace, args.device, stream, overlapped);
+  if (status == cutlass::Status::kSuccess) {
+    ep::note_captured(args.last_captured, stream);
+  }
+  return status;
+}
+
 }  // namespace
 
-// The functions that Python calls; the same in every kernel.
+// The functions that Python calls; the same in every kernel of CUTLASS's.
 
 // Bytes of device memory that gemm_run needs for these arguments.
 extern "C" __attribute__((visibility("default"))) int64_t gemm_workspace_size(GemmArguments const* args) {
-  return static_cast<int64_t>(Gemm::get_workspace_size(make_arguments(*args)));
+  return static_cast<int64_t>(Kernel::get_workspace_size(make_arguments(*args)));
 }
 
 // Launches on the stream and returns at once.  Zero, or a CUTLASS status with a CUDA error code above it.
 extern "C" __attribute__((visibility("default"))) int gemm_run(
     GemmArguments const* args, void* workspace, void* stream) {
-  Gemm gemm;
-  cudaStream_t const on = static_cast<cudaStream_t>(stream);
-  cutlass::Status status = gemm.initialize(make_arguments(*args), workspace, on);
+  cutlass::Status const status = launch(*args, workspace, static_cast<cudaStream_t>(stream));
   if (status == cutlass::Status::kSuccess) {
-    // Scalars in memory are read before the kernel waits for the one ahead, which may be what writes them.
-    bool const may_overlap = ep::follows_own_kernel(args->last_captured, on);
-    status = gemm.run(on, nullptr, may_overlap);
-  }
-  if (status == cutlass::Status::kSuccess) {
-    ep::note_captured(args->last_captured, on);
     return 0;
   }
   // also clears a launch error that is not sticky, so that the next CUDA call does not report it as its own

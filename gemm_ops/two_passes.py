@@ -133,10 +133,16 @@ class OnePass(_Unfused):
 
     def __init__(self, call: Call, alone: CublasAlone) -> None:
         self.device = call.problem.device
+        self.dtype = call.a.dtype
         self.shape = call.problem.output_shape
         self.bias = alone.bias
         self.output = call.epilogue.outputs[0]
         self.operand_names = tuple(operand.name for operand in call.epilogue.tree.operands)
+
+    def native_form(self) -> NativeForm:
+        """PyTorch's operator, called from C++."""
+        bias = 2 + self.operand_names.index(self.bias) if self.bias else -1
+        return NativeForm(0, dtypes=(self.dtype,), shape=tuple(self.shape), is_product=True, bias=bias)
 
     def run(
         self, a: Tensor, b: Tensor, operands: Mapping[str, Tensor | float], out: Mapping[str, Tensor]

@@ -16,7 +16,8 @@ class NativeForm(NamedTuple):
     """A launch as ``cpp/plan.h`` has it.
 
     Attributes:
-        function: the address of the library's function; 0: the plan's ``run_values`` computes the outputs.
+        function: the address of the library's function; 0: the plan's ``run_values`` computes the outputs, or PyTorch
+            does, where ``is_product``.
         takes_workspace: whether the function takes a workspace, between the block and the stream.
         workspace_bytes: how much.
         block: the argument block, without what may differ from launch to launch.
@@ -26,6 +27,8 @@ class NativeForm(NamedTuple):
         shape: of the outputs.
         pitch: elements from row to row of new outputs, which are views of padded rows; 0: they are contiguous.
         like_first: whether outputs lie as the first input does.
+        is_product: whether, in place of the function, PyTorch multiplies the first input by the second, into one output.
+        bias: which input it adds to every row; -1 for none.
     """
 
     function: int
@@ -38,6 +41,8 @@ class NativeForm(NamedTuple):
     shape: tuple[int, ...] = ()
     pitch: int = 0
     like_first: bool = False
+    is_product: bool = False
+    bias: int = -1
 
 
 BY_PYTHON = NativeForm(0)

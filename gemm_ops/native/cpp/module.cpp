@@ -82,17 +82,18 @@ PyObject* add_name(PyObject* /*self*/, PyObject* arguments) {
 }
 
 // add_plan(leading, epilogue, operands, padded_output, (function, takes_workspace, workspace_bytes, block,
-//          input slots, output slots, dtypes, shape, pitch, like_first), owner)
+//          input slots, output slots, dtypes, shape, pitch, like_first, is_product, bias), owner)
 PyObject* add_plan(PyObject* /*self*/, PyObject* arguments) {
   HANDLE_TH_ERRORS
   PyObject *leading, *epilogue, *operands, *block, *inputs, *outputs, *dtypes, *shape, *owner;
-  int padded, takes_workspace, like_first;
+  int padded, takes_workspace, like_first, is_product, bias;
   unsigned long long function;
   long long workspace_bytes, pitch;
   if (!PyArg_ParseTuple(
-          arguments, "O!OO!p(KpLO!O!O!O!O!Lp)O", &PyTuple_Type, &leading, &epilogue, &PyTuple_Type, &operands, &padded,
+          arguments, "O!OO!p(KpLO!O!O!O!O!Lppi)O", &PyTuple_Type, &leading, &epilogue, &PyTuple_Type, &operands, &padded,
           &function, &takes_workspace, &workspace_bytes, &PyBytes_Type, &block, &PyTuple_Type, &inputs, &PyTuple_Type,
-          &outputs, &PyTuple_Type, &dtypes, &PyTuple_Type, &shape, &pitch, &like_first, &owner)) {
+          &outputs, &PyTuple_Type, &dtypes, &PyTuple_Type, &shape, &pitch, &like_first, &is_product, &bias,
+          &owner)) {
     return nullptr;
   }
   const auto described = call_of(leading, epilogue, operands, padded);
@@ -117,10 +118,13 @@ PyObject* add_plan(PyObject* /*self*/, PyObject* arguments) {
   plan->shape = integers_of(shape);
   plan->pitch = pitch;
   plan->like_first = like_first;
+  plan->is_product = is_product;
+  plan->bias = bias;
   plan->device = device;
   plan->owner = Owned::of(owner);
   TORCH_CHECK(function == 0 || plan->inputs.size() == call.values.size());
-  TORCH_CHECK(plan->outputs.size() == plan->dtypes.size());
+  TORCH_CHECK(plan->outputs.size() == plan->dtypes.size() || (is_product && plan->dtypes.size() == 1));
+  TORCH_CHECK(bias < static_cast<int>(call.values.size()));
   const Kind kind = PyTuple_GET_SIZE(leading) == 2 ? Kind::kProduct : Kind::kElementwise;
   plans().insert(key_of(kind, epilogue, call.backend, padded, call.values, false), std::move(plan));
   Py_RETURN_TRUE;

@@ -52,10 +52,13 @@ struct Plan {
   std::vector<int64_t> shape;  // of the outputs
   int64_t pitch = 0;           // elements from row to row of new outputs that are views of padded rows; 0: contiguous
   bool like_first = false;     // outputs lie as the first input does
+  bool is_product = false;     // PyTorch multiplies the first input by the second, and adds
+  int bias = -1;               // this input to every row, if any
   c10::Device device = c10::Device(c10::kCPU);
   Owned owner;  // its Python object: owner.run_values(tuple of inputs) -> tuple of outputs, owner.raise_failure(code)
 
   std::vector<at::Tensor> run(const Values& values) const {
+    if (is_product) return {multiply(values)};
     if (function == nullptr) {
       WithGil gil;
       Owned inputs_given = wrap_values(values, 0);
@@ -97,6 +100,22 @@ struct Plan {
     auto wide = shape;
     wide.back() = pitch;
     return at::empty(wide, options).narrow(-1, 0, shape.back());
+  }
+
+  // As OnePass.run of two_passes.py has it, and why so.
+  at::Tensor multiply(const Values& values) const {
+    const c10::OptionalDeviceGuard guard(device.is_cpu() ? std::nullopt : std::optional<c10::Device>(device));
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;  // which is the caller's
+    at::Tensor result = new_output(values, dtypes.front());
+    const at::Tensor &a = values[0].tensor, &b = values[1].tensor;
+    if (bias < 0) {
+      at::matmul_out(result, a, b);
+    } else {
+      at::Tensor rows = result.view({-1, b.size(-1)});
+      at::addmm_out(rows, values[bias].tensor, a.reshape({-1, a.size(-1)}), b);
+    }
+    return result;
   }
 
   int launch(const void* filled) const {

@@ -16,6 +16,7 @@ from shape_sweeps import cli, graph_timing
 from shape_sweeps.benchmark import contenders, document, runner, suite, tables
 from shape_sweeps.benchmark.contenders import Proposal, Setting
 from shape_sweeps.benchmark.results import AMONG_PEERS, AMONG_PRODUCTS, SKIPPED, Contestant, Results
+from shape_sweeps.errors import InputError
 from shape_sweeps.shapes import SUITE_DECODE, SUITE_LARGE, SUITE_MISALIGNED, parse_shapes
 
 RUN = ["benchmark", "--device", "cpu", "--rounds", "2", "--seconds-per-case", "0.01"]
@@ -276,7 +277,7 @@ def made_up_results() -> Results:
         "time": "2026-11-30T00:00:00",
         "cuda": "13",
     }
-    settings = {"cache": "cold", "rounds": 15, "seconds_per_case": 2.0, "peers": ["eager"], "seed": 0}
+    settings = {"cache": "cold", "rounds": 15, "seconds_per_case": 2.0, "peers": ["eager"], "seed": 0, "overlap": "off"}
     host = {"F.linear": 21.4, "FusedLinear": 18.3, "FusedLinear, GELU": 18.1}
     return Results(environment, ["benchmark"], settings, entries, 192, False, host, "", ["a note"])
 
@@ -294,6 +295,7 @@ def test_replay_needs_no_gpu_and_gives_the_same_tables(capsys: pytest.CaptureFix
     assert code == 0 and again.read_text() == path.read_text() and picture.read_bytes().startswith(b"<?xml")
     assert out == tables.to_markdown(made_up_results())  # the report goes to standard error, then
     assert "H200, torch 2.11, CUDA 13, 2026-11-30, bf16, cold L2 cache" in err
+    assert "our launches not overlapping, up to 15" in err
     assert (
         "met          host time of an eager FusedLinear call over that of F.linear: 0.86 <= 1.00 (18.3 us, 21.4 us)"
         in err
@@ -320,12 +322,16 @@ def test_several_runs_make_one_table(capsys: pytest.CaptureFixture[str], tmp_pat
     assert times == {"4096x4096x4096 bias_gelu": 50.0, "8192x8192x8192 bias_gelu": 70.0, "16x4096x4096 gate": 12.5}
     assert [entry.problem.group for entry in merged.entries] == ["large", "large", "decode"]
     assert merged.host == first.host and merged.notes == ["a note", "another note"] and merged.planned == 3
+    overlapping = made_up_results()
+    overlapping.settings["overlap"] = "on"
+    with pytest.raises(InputError, match="cold, overlap off; H200, torch 2.11, cold, overlap on"):
+        document.merge([first, overlapping])
     second.environment["device_name"] = "A100"
     paths = [tmp_path / "first.json", tmp_path / "second.json"]
     for path, results in zip(paths, (first, second), strict=True):
         path.write_text(document.to_json(results))
     code, _, err = run(capsys, "benchmark", "--replay", str(paths[0]), "--replay", str(paths[1]))
-    assert code == 2 and "H200, torch 2.11, cold; A100, torch 2.11, cold" in err
+    assert code == 2 and "H200, torch 2.11, cold, overlap off; A100, torch 2.11, cold, overlap off" in err
 
 
 def test_small_entries_that_stay_in_the_cache_are_told_of() -> None:

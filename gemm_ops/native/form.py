@@ -27,7 +27,7 @@ class NativeForm(NamedTuple):
         shape: of the outputs.
         pitch: elements from row to row of new outputs, which are views of padded rows; 0: they are contiguous.
         like_first: whether outputs lie as the first input does.
-        is_product: whether, in place of the function, PyTorch multiplies the first input by the second, into one output.
+        is_product: whether PyTorch, in place of the function, multiplies the first input by the second: one output.
         bias: which input it adds to every row; -1 for none.
     """
 

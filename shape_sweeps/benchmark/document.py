@@ -10,7 +10,7 @@ The document::
                   sentence)
     command       the arguments that were given
     settings      dtype, cache ("cold": copies of the inputs that the L2 cache does not hold; "warm": the same tensors
-                  at each call), rounds, seconds_per_case, peers, seed
+                  at each call), rounds, seconds_per_case, peers, seed, overlap ("on": launches of ours overlap; "off")
     summary       planned, measured, failed, skipped (numbers of entries), interrupted (true or false)
     notes         lines that concern the whole run
     host          null, or contender -> microseconds of the host per call
@@ -248,4 +248,5 @@ def merge(runs: Sequence[Results]) -> Results:
 
 def _conditions(run: Results) -> str:
     cache = run.settings.get("cache")
-    return f"{run.environment.get('device_name')}, torch {run.environment.get('torch')}, {cache}"
+    overlap = run.settings.get("overlap", "off")  # older files have no kernels that could
+    return f"{run.environment.get('device_name')}, torch {run.environment.get('torch')}, {cache}, overlap {overlap}"

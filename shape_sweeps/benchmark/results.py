@@ -131,7 +131,7 @@ class Results:
         environment: device, versions and time; :func:`shape_sweeps.environment.describe` and, for CUDA, driver,
             clocks and l2_bytes.
         command: the arguments that were given.
-        settings: cache ("cold" or "warm"), rounds, seconds_per_case, peers, seed.
+        settings: cache ("cold" or "warm"), rounds, seconds_per_case, peers, seed, overlap ("on" or "off").
         entries: one per problem that was reached, in order.
         planned: how many problems there were.
         interrupted: whether it was ended before all were reached.

@@ -26,6 +26,7 @@ import torch
 
 import gemm_ops
 from gemm_ops.build.buildable import Buildable
+from gemm_ops.runtime.dependent_launch import way_of_overlap
 
 from .. import host_timing, memory
 from ..errors import one_line
@@ -119,6 +120,7 @@ def run_benchmark(
         "seconds_per_case": _seconds_per_case(settings, device),
         "peers": list(settings.peers),
         "seed": settings.seed,
+        "overlap": way_of_overlap(),
     }
     began = time.perf_counter()
     try:

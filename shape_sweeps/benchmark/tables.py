@@ -49,6 +49,8 @@ def conditions(results: Results) -> str:
     if environment.get("cuda") and results.on_gpu:
         parts.append(f"CUDA {environment['cuda']}")
     parts += [f"{environment.get('time', '')[:10]}", cache_words(results)]
+    if settings.get("overlap") == "off":
+        parts.append("our launches not overlapping")
     return ", ".join([*parts, f"up to {settings.get('rounds')} interleaved rounds"])
 
 

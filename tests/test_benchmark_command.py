@@ -324,7 +324,7 @@ def test_several_runs_make_one_table(capsys: pytest.CaptureFixture[str], tmp_pat
     assert merged.host == first.host and merged.notes == ["a note", "another note"] and merged.planned == 3
     overlapping = made_up_results()
     overlapping.settings["overlap"] = "on"
-    with pytest.raises(InputError, match="cold, overlap off; H200, torch 2.11, cold, overlap on"):
+    with pytest.raises(InputError, match=r"cold, overlap off; .*, overlap on"):
         document.merge([first, overlapping])
     second.environment["device_name"] = "A100"
     paths = [tmp_path / "first.json", tmp_path / "second.json"]

@@ -298,6 +298,7 @@ def test_explain_tells_each_way_apart(knowing: object) -> None:
         assert report.decision.headline == headline
         assert report.decision.reasons[0].startswith(f"The default backend does so: measured: {numbers}")
         assert headline in str(report) and headline in report.to_markdown()
+        assert "builds the kernel" not in str(report), "there is none to build"
         data = json.loads(report.to_json())
         assert data["decision"]["headline"] == headline and data["kernel"]["way"] == way
         assert data["kernel"]["reason"].startswith(f"measured: {numbers}")

@@ -18,6 +18,7 @@ from epilogues.tree import Apply, Cast, EpilogueTree
 
 from ..lowering.functors import variant_of
 from ..lowering.stages import split_stages
+from ..tuner.advice import FUSED
 from .devices import Device
 from .estimate import uses_older_instructions
 from .kernel import KernelChoice
@@ -44,9 +45,10 @@ def limitations(tree: EpilogueTree, kernel: KernelChoice, device: Device) -> tup
             f"The kernel is of the sm80 family ({why}): it multiplies with mma.sync, which is slower than what cuBLAS "
             f"uses on this device ({known})."
         )
-    if kernel.addressing is not None and kernel.addressing.b.copy:
+    fused = kernel.way == FUSED
+    if fused and kernel.addressing is not None and kernel.addressing.b.copy:
         found.append("The weight is copied in every call; FusedLinear keeps it in padded rows, so that it need not be.")
-    if kernel.library is None:
+    if fused and kernel.library is None:
         seconds = _BUILD_TIMES[kernel.spec.config.family]
         found.append(f"The first call builds the kernel with nvcc, which takes {seconds}; it is kept on disk.")
     found += numeric_limitations(tree)

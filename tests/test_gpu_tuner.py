@@ -10,6 +10,7 @@ import torch
 import epilogues as ep
 import gemm_ops
 from gemm_ops import dispatch
+from gemm_ops.runtime.dependent_launch import overlapped_launches
 from gemm_ops.tuner import known, tune
 from gemm_ops.tuner.contenders import by_operations, computed
 from gemm_ops.tuner.records import BY_OPERATIONS, TWO_PASSES
@@ -73,4 +74,11 @@ def test_the_stopwatch_reads_the_weights_in_turn() -> None:
     assert not bool(computed(contender, call)["D"].isnan().any())
     stopwatch = CudaStopwatch(x.device, weights)
     stopwatch.add("it", lambda b: contender.run(b, {}))
+    before = overlapped_launches()
+    with gemm_ops.use_backend("sm90"), gemm_ops.tuning("off"), torch.no_grad():
+        stopwatch.add("ours", lambda b: gemm_ops.matmul(x, b, ep.builders.identity()))
+        kernel = gemm_ops.backend_for(x, weight.t(), ep.builders.identity()).kernel
+    assert kernel is not None and "1x1" not in kernel
+    # every other call, and the first has nothing of ours ahead of it
+    assert overlapped_launches() - before == (stopwatch.calls["ours"] + 1) // 2 - 1
     assert stopwatch.calls["it"] % len(weights) == 0 and 1 < stopwatch.time("it") < 1000

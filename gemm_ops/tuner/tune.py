@@ -38,7 +38,6 @@ from ..kernels.pad_spec import PadSpec
 from ..kernels.selection import problem_refusal
 from ..kernels.sources import cutlass_version, generator_digest
 from ..plan import forget_plans
-from ..runtime.dependent_launch import without_overlap
 from ..runtime.loading import is_loaded
 from ..two_passes import CublasAlone, find_tail
 from ..when_to_build import building, way_of_building
@@ -298,8 +297,7 @@ def cuda_stopwatch(task: Task, contenders: Sequence[Contender]) -> tuple[Stopwat
     stopwatch = CudaStopwatch(call.problem.device, copies_of_weight(call.b))
     for contender in contenders:
         try:
-            with without_overlap():  # which the kernel ahead decides on, and here all are equal
-                stopwatch.add(contender.name, _into_new(contender, call))
+            stopwatch.add(contender.name, _into_new(contender, call))
         except (LaunchError, RuntimeError) as error:  # what cannot be captured, PyTorch says as a RuntimeError
             if contender.name == BY_OPERATIONS:
                 raise

@@ -53,3 +53,10 @@ def test_none_counts_where_tuning_is_off(knowing: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(known, "_SHIPPED", FILE.parent)
     with gemm_ops.tuning("off"):
         assert ep.builders.SUITE["bias_gelu"]().explain(4096, 4096, 4096, device="h200").kernel.reason == ""
+
+
+def test_reports_say_why_where_there_is_nothing_to_fuse(knowing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "_SHIPPED", FILE.parent)
+    report = ep.builders.identity().explain(4096, 11008, 4096, device="h200")
+    assert report.decision.headline.startswith("NOTHING TO FUSE") and report.kernel.reason.startswith("measured: ")
+    assert any(report.kernel.reason in reason for reason in report.decision.reasons)

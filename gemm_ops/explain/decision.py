@@ -127,8 +127,12 @@ def decide_fusion(facts: Facts) -> FusionDecision:
 
 
 def _measured_alone(facts: Facts) -> tuple[str, ...]:
-    """That the default backend, too, leaves all of it to cuBLAS, if it was measured to be faster."""
-    return (f"The default backend does so: {facts.kernel.reason}.",) if facts.kernel.way == CUBLAS_ALONE else ()
+    """What the default backend does by measurement: leaves all of it to cuBLAS, or takes the kernel nevertheless."""
+    if not facts.kernel.reason:
+        return ()
+    if facts.kernel.way == CUBLAS_ALONE:
+        return (f"The default backend does so: {facts.kernel.reason}.",)
+    return (f"The default backend takes what tuning found fastest; {facts.kernel.reason}.",)
 
 
 def _waits_for_host(facts: Facts) -> bool:

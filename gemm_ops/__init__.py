@@ -27,7 +27,7 @@ The layers, from the user down; each only knows those below it:
 ``lowering/``            epilogue tree to C++, through the CUTLASS Python interface.
 ``elementwise/``         the same tree as one standalone kernel over tensors, without a GEMM.
 ``build/``               nvcc, the cache of built kernels, and bundles of them for other machines.
-``when_to_build``        when a call's kernel is built.
+``when_to_build``        when a call's kernel is built.  ``variables``: what the environment says, checked.
 ``tuner/``               what is fastest for a problem, as measured: results, and how they are made.
 ``runtime/``             loading and launching.
 ``printable``            text that goes to a terminal as it reads.

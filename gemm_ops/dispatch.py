@@ -48,8 +48,8 @@ from .plan import Plan
 from .problem import Problem, read_problem
 from .resolving import resolve_tree
 from .tuner.advice import CUBLAS_ALONE, FUSED, TWO_PASSES, Advice, advise
-from .tuner.context import way_of_tuning
 from .two_passes import CublasAlone, OnePass, TwoPasses, find_alone, find_tail, make_unfused
+from .variables import check_variables
 from .when_to_build import NotBuilt, obstacle
 
 
@@ -167,10 +167,10 @@ def decide(call: Call) -> Decision:
     Raises:
         UnsupportedProblemError: if a backend is asked for by name and cannot take the call.
         ToolchainError: if a backend is asked for by name, its kernel is not built, and there is no compiler.
-        ValueError: for a value of ``GEMM_OPS_TUNE`` or ``GEMM_OPS_BUILD`` that means nothing.
+        ValueError: for a value of an environment variable that means nothing; see :mod:`.variables`.
     """
     forced = forced_backend()
-    way_of_tuning()  # refuses what the call itself would, also where nothing measured counts
+    check_variables()
     if forced == "reference":
         return Decision("reference", None, "asked for with use_backend")
     if forced == "cublas":

@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gemm_ops.runtime.dependent_launch import way_of_overlap
-from gemm_ops.tuner.context import seconds_of_tuning, way_of_tuning
-from gemm_ops.when_to_build import way_of_building
+from gemm_ops import variables
 
 from . import build_command, cases, explain_command, export, plots, report, tune_command
 from .benchmark import command as benchmark_command
@@ -163,11 +161,10 @@ def check_variables() -> None:
     Raises:
         InputError: which says the variable.
     """
-    for read in (way_of_tuning, seconds_of_tuning, way_of_building, way_of_overlap):
-        try:
-            read()
-        except ValueError as error:
-            raise InputError(str(error)) from error
+    try:
+        variables.check_variables()
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 _BACKENDS = {

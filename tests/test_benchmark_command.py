@@ -1,32 +1,24 @@
-"""The benchmark from the command line: a run on the CPU, what goes wrong in it, files, replay, bad input."""
+"""The benchmark from the command line: a run on the CPU, what goes wrong in it, bad input."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmark_support import made_up
+from benchmark_support import run
 
-from shape_sweeps import cli, graph_timing
-from shape_sweeps.benchmark import contenders, document, runner, suite, tables
+from shape_sweeps import graph_timing
+from shape_sweeps.benchmark import contenders, document, runner, suite
 from shape_sweeps.benchmark.contenders import Proposal, Setting
-from shape_sweeps.benchmark.results import AMONG_PEERS, AMONG_PRODUCTS, SKIPPED, Contestant, Results
-from shape_sweeps.errors import InputError
-from shape_sweeps.shapes import SUITE_DECODE, SUITE_LARGE, SUITE_MISALIGNED, parse_shapes
+from shape_sweeps.benchmark.results import AMONG_PEERS, AMONG_PRODUCTS
+from shape_sweeps.shapes import SUITE_LARGE, SUITE_MISALIGNED, parse_shapes
 
 RUN = ["benchmark", "--device", "cpu", "--rounds", "2", "--seconds-per-case", "0.01"]
 SMALL = [*RUN, "--shapes", "64x64x64,33x65x127", "--epilogues", "train_gelu,residual"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(list(arguments))
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def replace_call(monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[Setting, int], Any]) -> None:
@@ -235,18 +227,6 @@ def test_shapes_need_no_option(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert code == 2 and out == "" and "neither a shape" in err
 
 
-def test_control_characters_of_a_file_are_written_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    results = made_up_results()
-    results.environment["device_name"] = "H\x1b[2J200"
-    results.notes.append("a\x1b]0;title\x07note")
-    path = tmp_path / "run.json"
-    path.write_text(document.to_json(results))
-    _, out, _ = run(capsys, "benchmark", "--replay", str(path))
-    assert r"H\x1b[2J200" in out and r"a\x1b]0;title" in out and not set("\x1b\x07") & set(out)
-    _, out, _ = run(capsys, "benchmark", "--replay", str(path), "--markdown", "-")
-    assert out.startswith("Measured on ") and r"H\x1b[2J200" in out and "\x1b" not in out
-
-
 def test_the_time_limit_leaves_out_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, *SMALL, "--max-seconds", "0")
     assert code == 1 and "note: ended after 0 s, as --max-seconds says" in out
@@ -256,90 +236,6 @@ def test_the_time_limit_leaves_out_the_rest(capsys: pytest.CaptureFixture[str]) 
 def test_on_a_cpu_there_is_nothing_to_build(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, *SMALL, "--build-only")
     assert code == 0 and out.splitlines()[-1] == "0 built, 0 there already, 0 failed"
-
-
-# -- files ------------------------------------------------------------------------------------------------
-
-
-def made_up_results() -> Results:
-    entries = [
-        made_up(SUITE_LARGE[0], fused=95.0, eager=140.0, cublaslt=104.0),
-        made_up(SUITE_DECODE[1], "gate", fused=12.5, eager=18.0),
-        made_up(SUITE_MISALIGNED[0], mm=900.0, rounded=100.0, fused=120.0, eager=990.0),
-    ]
-    entries[0].contestants["fused"].error = 1.65e-3
-    entries[1].contestants["compile"] = Contestant(reason="BackendCompilerFailed: no")
-    entries[2].status, entries[2].reason, entries[2].contestants = SKIPPED, "its tensors do not fit in memory", {}
-    environment = {
-        "device": "cuda",
-        "device_name": "H200",
-        "torch": "2.11",
-        "time": "2026-11-30T00:00:00",
-        "cuda": "13",
-    }
-    settings = {"cache": "cold", "rounds": 15, "seconds_per_case": 2.0, "peers": ["eager"], "seed": 0, "overlap": "off"}
-    host = {"F.linear": 21.4, "FusedLinear": 18.3, "FusedLinear, GELU": 18.1}
-    return Results(environment, ["benchmark"], settings, entries, 192, False, host, "", ["a note"])
-
-
-def test_json_gives_back_what_it_was_made_from() -> None:
-    results = made_up_results()
-    assert document.from_json(document.to_json(results), "it") == results
-
-
-def test_replay_needs_no_gpu_and_gives_the_same_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path, again, picture = tmp_path / "run.json", tmp_path / "again.json", tmp_path / "run.svg"
-    path.write_text(document.to_json(made_up_results()))
-    options = ["--json", str(again), "--plot", str(picture), "--markdown", "-"]
-    code, out, err = run(capsys, "benchmark", "--replay", str(path), *options)
-    assert code == 0 and again.read_text() == path.read_text() and picture.read_bytes().startswith(b"<?xml")
-    assert out == tables.to_markdown(made_up_results())  # the report goes to standard error, then
-    assert "H200, torch 2.11, CUDA 13, 2026-11-30, bf16, cold L2 cache" in err
-    assert "our launches not overlapping, up to 15" in err
-    assert (
-        "met          host time of an eager FusedLinear call over that of F.linear: 0.86 <= 1.00 (18.3 us, 21.4 us)"
-        in err
-    )
-    assert "note: torch.compile, 1 entry: BackendCompilerFailed: no" in err
-    assert "2 measured, 0 failed, 1 skipped, 189 of 192 not reached; targets: " in err
-
-
-def test_replay_takes_a_part(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path, part = tmp_path / "run.json", tmp_path / "part.json"
-    path.write_text(document.to_json(made_up_results()))
-    code, _, _ = run(capsys, "benchmark", "--replay", str(path), "--group", "decode", "--json", str(part))
-    assert code == 0
-    assert [entry.problem.epilogue for entry in document.from_json(part.read_text(), "it").entries] == ["gate"]
-
-
-def test_several_runs_make_one_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    first, second = made_up_results(), made_up_results()
-    first.entries = first.entries[:2]
-    second.entries = [made_up(SUITE_LARGE[0], fused=50.0), made_up(SUITE_LARGE[1], fused=70.0)]
-    second.host, second.notes = {}, ["another note"]
-    merged = document.merge([first, second])
-    times = {str(entry.problem): entry.time_us("fused") for entry in merged.entries}
-    assert times == {"4096x4096x4096 bias_gelu": 50.0, "8192x8192x8192 bias_gelu": 70.0, "16x4096x4096 gate": 12.5}
-    assert [entry.problem.group for entry in merged.entries] == ["large", "large", "decode"]
-    assert merged.host == first.host and merged.notes == ["a note", "another note"] and merged.planned == 3
-    overlapping = made_up_results()
-    overlapping.settings["overlap"] = "on"
-    with pytest.raises(InputError, match=r"cold, overlap off; .*, overlap on"):
-        document.merge([first, overlapping])
-    second.environment["device_name"] = "A100"
-    paths = [tmp_path / "first.json", tmp_path / "second.json"]
-    for path, results in zip(paths, (first, second), strict=True):
-        path.write_text(document.to_json(results))
-    code, _, err = run(capsys, "benchmark", "--replay", str(paths[0]), "--replay", str(paths[1]))
-    assert code == 2 and "H200, torch 2.11, cold, overlap off; A100, torch 2.11, cold, overlap off" in err
-
-
-def test_small_entries_that_stay_in_the_cache_are_told_of() -> None:
-    results = made_up_results()
-    assert "2 entries so small that copies of the inputs stay in the L2 cache" in tables.notes(results)
-    for entry in results.entries:
-        entry.cold = True
-    assert not [note for note in tables.notes(results) if "L2" in note]
 
 
 # -- bad input --------------------------------------------------------------------------------------------
@@ -365,21 +261,6 @@ def test_small_entries_that_stay_in_the_cache_are_told_of() -> None:
         (["--plot", "x.xyz"], "--plot: expected a file name that ends in"),
         (["--json", "same", "--markdown", "same"], "--markdown: 'same' is taken by --json"),
         (["--json", "/no/such/folder/x"], "--json: '/no/such/folder/x'"),
-        (["--replay", "no_such.json"], "--replay no_such.json: cannot be read: No such file or directory"),
-        (["--replay", "text.json"], "--replay text.json: is not JSON"),
-        (["--replay", "sweep.json"], "--replay sweep.json: expected a document of schema 'shape-sweeps-benchmark/1'"),
-        (["--replay", "list.json"], "got None"),
-        (["--replay", "damaged.json"], "--replay damaged.json: is damaged: KeyError: 'median_us'"),
-        (["--replay", "zero.json"], "--replay zero.json: is damaged: ValueError: 0.0 is no time"),
-        (["--replay", "huge.json"], "--replay huge.json: is damaged: OverflowError"),
-        (["--replay", "twice.json"], "--replay twice.json: is damaged: ValueError: 4096x4096x4096 "),
-        (["--replay", "nowhere.json"], "--replay nowhere.json: is damaged: "),
-        (["--replay", "negative.json"], "--replay negative.json: is damaged: ValueError: extents "),
-        (["--replay", "unknown.json"], "--replay unknown.json: is damaged: ValueError: 'no_such' is none of identity"),
-        (["--replay", "binary.json"], "--replay binary.json: cannot be read"),
-        (["--replay", "good.json", "--warm"], "--warm: does not go with --replay"),
-        (["--replay", "good.json", "--seconds-per-case", "1"], "--seconds-per-case: does not go with --replay"),
-        (["--replay", "good.json", "--group", "medium"], "--replay: none of the entries"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -390,22 +271,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    good = document.to_json(made_up_results())
-    for name, text in {
-        "good": good,
-        "text": "not json",
-        "sweep": '{"schema": "shape-sweeps/1"}',
-        "list": "[]",
-        "damaged": good.replace('"median_us"', '"mean_us"'),
-        "zero": good.replace('"median_us": 95.0', '"median_us": 0.0'),
-        "huge": good.replace('"median_us": 95.0', f'"median_us": {10**400}'),
-        "twice": json.dumps({**json.loads(good), "entries": json.loads(good)["entries"][:1] * 2}),
-        "nowhere": json.dumps({**json.loads(good), "environment": []}),
-        "negative": re.sub('"m": [0-9]+', '"m": -5', good, count=1),
-        "unknown": re.sub('"epilogue": "[a-z_]+"', '"epilogue": "no_such"', good, count=1),
-    }.items():
-        (tmp_path / f"{name}.json").write_text(text)
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\xd8")
     before = sorted(tmp_path.iterdir())
     code, out, err = run(capsys, "benchmark", *arguments)
     assert code == 2 and not out

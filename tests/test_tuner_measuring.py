@@ -59,8 +59,11 @@ def test_rounds_end_when_the_seconds_are_used_up() -> None:
     assert measure_in_rounds(["a"], told, 0.0, clock=told.clock).count == LEAST_ROUNDS
 
 
-def test_a_fused_kernel_is_preferred_within_one_per_cent() -> None:
+def test_a_fused_kernel_is_preferred_to_several_and_has_to_beat_cublas_alone() -> None:
     assert pick_best({"k": 100.9, "two passes": 100.0}) == "k"
+    assert pick_best({"k": 97.9, "cuBLAS alone": 100.0, "by operations": 150.0}) == "k"
+    assert pick_best({"k": 98.1, "cuBLAS alone": 100.0, "by operations": 99.0}) == "by operations"
+    assert pick_best({"k": 98.1, "j": 99.0, "cuBLAS alone": 100.0}) == "cuBLAS alone"
     assert pick_best({"k": 101.1, "two passes": 100.0}) == "two passes"
     assert pick_best({"by operations": 1.0}) == "by operations"
 

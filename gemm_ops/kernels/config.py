@@ -90,15 +90,15 @@ class KernelConfig:
 # 2x1 11.7 and 13.3, and 6 % less where they follow one another in a graph (cuda/dependent_launch.cuh).  Widths of 96,
 # 112, 176 and 224, 160 of all warps together, and 64x160 and 64x224 as they are were never the best by more than 1 %;
 # 152 columns, which cuBLAS takes at 3000x5000, CUTLASS's epilogue does not divide.
-# Where the time of 12608x3072x768 goes (pingpong 128x128, ncu, cycles of a multiprocessor, so clocks have no part in it):
-# identity 126,000, bias + SiLU 145,000, tanh-GELU 151,000, two outputs 164,000, erf-GELU 168,000, torch.mm 138,000.  Of
-# a tile's 14,000 cycles in a warp group identity's epilogue is 4,500: 8 times some 300 from a write to shared memory to
-# where TMA may read it (fence.proxy.async is a MEMBAR.ALL.CTA and a fence, then a barrier of the group; cuBLAS's kernel
-# has no barrier there, each of its warps stores for itself).  SiLU's is 6,600, no longer hidden behind the 7,000 of the
-# other group's products.  Stored from registers instead (quads exchange pairs by shuffles, 16 bytes to a thread, no
-# barrier): 0.98 for SiLU and tanh-GELU there, 0.97 for erf-GELU, but 1.02 to 1.03 for identity, residual and per-row and
-# per-column scales, 1.03 for two outputs; 1.00 to 1.01 at 4096x4096x4096.  At the power limit SiLU and both GELUs 0.92 to
-# 0.94.  A raster of 8 columns takes 148 us there for 86.
+# Where the time of 12608x3072x768 goes (pingpong 128x128, ncu, cycles of a multiprocessor, so clocks have no part in
+# it): identity 126,000, bias + SiLU 145,000, tanh-GELU 151,000, two outputs 164,000, erf-GELU 168,000, torch.mm
+# 138,000.  Of a tile's 14,000 cycles in a warp group identity's epilogue is 4,500: 8 times some 300 from a write to
+# shared memory to where TMA may read it (fence.proxy.async is a MEMBAR.ALL.CTA and a fence, then a barrier of the
+# group; cuBLAS's kernel has no barrier there, each of its warps stores for itself).  SiLU's is 6,600, no longer
+# hidden behind the 7,000 of the other group's products.  Stored from registers instead (quads exchange pairs by
+# shuffles, 16 bytes to a thread, no barrier): 0.98 for SiLU and tanh-GELU there, 0.97 for erf-GELU, but 1.02 to 1.03
+# for identity, residual and per-row and per-column scales, 1.03 for two outputs; 1.00 to 1.01 at 4096x4096x4096.  At
+# the power limit SiLU and both GELUs 0.92 to 0.94.  A raster of 8 columns takes 148 us there for 86.
 SM90_CONFIGS: tuple[KernelConfig, ...] = (
     KernelConfig("sm90", (128, 256, 64), (2, 1), "cooperative", swizzle=2, pace=0.41),
     KernelConfig("sm90", (128, 128, 64), (1, 2), "pingpong", swizzle_tall=8, pace=0.406, startup=0.15),

@@ -9,8 +9,8 @@ Contract: it is the GPU's time that counts, and not the host's.  In a network a 
 the other layers' were read since; so there are as many copies as it takes (:mod:`.replay`).  x, which the layer before
 has just written, and the outputs are the same at each call.  After each replay the device rests, so that it does not
 run into its power limit, where kernels rank otherwise (on an H200 cuBLAS takes 177 us for 4096x4096x4096 and the best
-of ours 194; in rounds without rests, at 670 W, 230 and 217).  Kernels that overlap with one of ours ahead of them do so at
-every other call: the time is the mean of both.
+of ours 194; in rounds without rests, at 670 W, 230 and 217).  Kernels that overlap with one of ours ahead of them do so
+at every other call: the time is the mean of both.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmark_support import made_up, made_up_results, run
@@ -96,14 +96,13 @@ def test_control_characters_of_a_file_are_written_out(capsys: pytest.CaptureFixt
         (["--replay", "text.json"], "--replay text.json: is not JSON"),
         (["--replay", "sweep.json"], "--replay sweep.json: expected a document of schema 'shape-sweeps-benchmark/1'"),
         (["--replay", "list.json"], "got None"),
-        (["--replay", "damaged.json"], "--replay damaged.json: is damaged: KeyError: 'median_us'"),
-        (["--replay", "zero.json"], "--replay zero.json: is damaged: ValueError: 0.0 is no time"),
-        (["--replay", "huge.json"], "--replay huge.json: is damaged: OverflowError"),
-        (["--replay", "twice.json"], "--replay twice.json: is damaged: ValueError: 4096x4096x4096 "),
-        (["--replay", "nowhere.json"], "--replay nowhere.json: is damaged: "),
-        (["--replay", "negative.json"], "--replay negative.json: is damaged: ValueError: extents "),
-        (["--replay", "unknown.json"], "--replay unknown.json: is damaged: ValueError: 'no_such' is none of identity"),
-        (["--replay", "binary.json"], "--replay binary.json: cannot be read"),
+        (["--replay", "empty.json"], "--replay empty.json: is empty"),
+        (["--replay", "cut.json"], "--replay cut.json: is not JSON: "),
+        (["--replay", "deep.json"], "--replay deep.json: is nested too deeply"),
+        (["--replay", "digits.json"], "--replay digits.json: has a number of thousands of digits"),
+        (["--replay", "binary.json"], "--replay binary.json: is no text in UTF-8 (from byte 1 on)"),
+        (["--replay", "a\0b"], "no file can have that name"),
+        (["--replay", "good.json", "--replay", "twice.json"], "--replay twice.json: is damaged: entries[1]: 4096x"),
         (["--replay", "good.json", "--warm"], "--warm: does not go with --replay"),
         (["--replay", "good.json", "--seconds-per-case", "1"], "--seconds-per-case: does not go with --replay"),
         (["--replay", "good.json", "--group", "medium"], "--replay: none of the entries"),
@@ -123,13 +122,11 @@ def test_a_bad_file_is_one_line_and_exit_code_2(
         "text": "not json",
         "sweep": '{"schema": "shape-sweeps/1"}',
         "list": "[]",
-        "damaged": good.replace('"median_us"', '"mean_us"'),
-        "zero": good.replace('"median_us": 95.0', '"median_us": 0.0'),
-        "huge": good.replace('"median_us": 95.0', f'"median_us": {10**400}'),
+        "empty": "\n",
+        "cut": good[:-300],
+        "deep": "[" * 100000,
+        "digits": good.replace('"median_us": 95.0', f'"median_us": {"9" * 5000}'),
         "twice": json.dumps({**json.loads(good), "entries": json.loads(good)["entries"][:1] * 2}),
-        "nowhere": json.dumps({**json.loads(good), "environment": []}),
-        "negative": re.sub('"m": [0-9]+', '"m": -5', good, count=1),
-        "unknown": re.sub('"epilogue": "[a-z_]+"', '"epilogue": "no_such"', good, count=1),
     }.items():
         (tmp_path / f"{name}.json").write_text(text)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\xd8")
@@ -138,3 +135,57 @@ def test_a_bad_file_is_one_line_and_exit_code_2(
     assert code == 2 and not out
     assert err.startswith("shape-sweeps: error: ") and err.count("\n") == 1 and expected in err
     assert sorted(tmp_path.iterdir()) == before
+
+
+_FUSED = ("entries", 0, "contestants", "fused")
+_TIME = (*_FUSED, "times", "peers", "median_us")
+_AT_TIME = "entries[0].contestants.fused.times.peers.median_us"
+_LEFT_OUT = object()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("entries",), {}, "entries: {} is no list"),
+        (("entries",), _LEFT_OUT, 'has no "entries"'),
+        (("entries", 1), "gate", 'entries[1]: "gate" is no object'),
+        (("entries", 1, "m"), -5, "entries[1].m: -5 is no extent from 1 on"),
+        (("entries", 1, "m"), True, "entries[1].m: true is no extent from 1 on"),
+        (("entries", 1, "epilogue"), "no_such", 'entries[1].epilogue: "no_such" is none of identity, '),
+        (("entries", 1, "group"), {"a": 1}, "entries[1].group: an object is no text"),
+        (("entries", 1, "status"), "fine", 'entries[1].status: "fine" is none of measured, failed, skipped'),
+        (("entries", 1, "cold"), "no", 'entries[1].cold: "no" is neither true nor false'),
+        (("entries", 1, "seconds"), float("nan"), "entries[1].seconds: NaN is no number from 0 on"),
+        (("entries", 1, "rounds"), [3], "entries[1].rounds: a list is no object"),
+        (("entries", 1, "contestants"), "none", 'entries[1].contestants: "none" is no object'),
+        ((*_FUSED, "error"), "small", 'entries[0].contestants.fused.error: "small" is no number from 0 on'),
+        ((*_FUSED, "times", "peers"), 3, "entries[0].contestants.fused.times.peers: 3 is no object"),
+        (_TIME, _LEFT_OUT, 'entries[0].contestants.fused.times.peers: has no "median_us"'),
+        (_TIME, 0.0, f"{_AT_TIME}: 0.0 is no time in microseconds"),
+        (_TIME, "soon\nor later", rf'{_AT_TIME}: "soon\nor later" is no time in microseconds'),
+        (_TIME, 10**400, f"{_AT_TIME}: 1000"),
+        (_TIME, 5e-324, f"{_AT_TIME}: 5e-324 is no time"),  # a ratio to it is infinite
+        (("environment",), [], "environment: [] is no object"),
+        (("settings",), None, "settings: null is no object"),
+        (("summary", "planned"), 1.5, "summary.planned: 1.5 is no whole number from 0 on"),
+        (("host", "F.linear"), [], 'host["F.linear"]: [] is no time in microseconds'),
+        (("notes",), "a note", 'notes: "a note" is no list'),
+        (("notes", 0), None, "notes[0]: null is no text"),
+    ],
+)
+def test_what_is_damaged_is_said_in_plain_words_with_its_place(
+    place: tuple[str | int, ...], value: object, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    whole: Any = json.loads(document.to_json(made_up_results()))
+    inner = whole
+    for key in place[:-1]:
+        inner = inner[key]
+    if value is _LEFT_OUT:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(whole))
+    code, out, err = run(capsys, "benchmark", "--replay", str(path))
+    assert (code, out) == (2, "") and err.count("\n") == 1 and len(err) < 500
+    assert err.startswith(f"shape-sweeps: error: --replay {path}: is damaged: {said}")

@@ -316,7 +316,10 @@ def _read(name: str) -> Results:
     where = f"--replay {name}"
     try:
         text = Path(name).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have, or what is no text
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"{where}: cannot be read: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: is no text in UTF-8 (from byte {error.start + 1} on)") from error
+    except ValueError as error:
+        raise InputError(f"{where}: no file can have that name") from error
+    except OSError as error:
+        raise InputError(f"{where}: cannot be read: {error.strerror or error}") from error
     return from_json(text, where)

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,7 @@ from ..errors import InputError
 from ..shapes import Shape
 from ..timing import Sample
 from .contenders import DTYPE
+from .fields import DamagedError, Field
 from .results import FAILED, MEASURED, SKIPPED, Contestant, Entry, Quantity, Results, geomean, values_of
 from .suite import GROUPS, Problem
 from .targets import judge
@@ -139,83 +140,69 @@ def from_json(text: str, where: str) -> Results:
         InputError: if it is no such document, or of another version.
     """
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: is not JSON: {error}") from error
-    schema = document.get("schema") if isinstance(document, dict) else None
+        document = Field.of(text)
+    except DamagedError as error:
+        raise InputError(f"{where}: {error}") from error
+    schema = document.value.get("schema") if isinstance(document.value, dict) else None
     if schema != SCHEMA:
-        raise InputError(f"{where}: expected a document of schema {SCHEMA!r}, got {schema!r}")
+        given = repr(schema)[:100] if isinstance(schema, (str, type(None))) else "something else"
+        raise InputError(f"{where}: expected a document of schema {SCHEMA!r}, got {given}")
     try:
         return _results(document)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InputError(f"{where}: is damaged: {type(error).__name__}: {error}") from error
+    except DamagedError as error:
+        raise InputError(f"{where}: is damaged: {error}") from error
 
 
-def _results(document: Mapping[str, Any]) -> Results:
-    settings = {key: value for key, value in document["settings"].items() if key != "dtype"}
-    environment = document["environment"]
-    if not isinstance(environment, dict):
-        raise ValueError("environment is no object")
-    entries = [_entry(found) for found in document["entries"]]
+def _results(document: Field) -> Results:
+    environment = {key: field.value for key, field in document["environment"].object().items()}
+    entries: list[Entry] = []
     seen: set[Problem] = set()
-    for entry in entries:
+    for found in document["entries"].list():
+        entry = _entry(found)
         if entry.problem in seen:
-            raise ValueError(f"{entry.problem.shape} {entry.problem.epilogue} is there twice")
+            raise found.fault(f"{entry.problem} is there twice")
         seen.add(entry.problem)
+        entries.append(entry)
+    summary, host = document["summary"], document["host"]
     return Results(
         environment={**environment, "time": str(environment.get("time") or "")},
-        command=list(document["command"]),
-        settings=settings,
+        command=[argument.text() for argument in document["command"].list()],
+        settings={key: field.value for key, field in document["settings"].object().items() if key != "dtype"},
         entries=entries,
-        planned=int(document["summary"]["planned"]),
-        interrupted=bool(document["summary"]["interrupted"]),
-        host={name: _positive(value) for name, value in (document["host"] or {}).items()},
-        host_reason=str(document["host_reason"]),
-        notes=[str(note) for note in document["notes"]],
+        planned=summary["planned"].whole(),
+        interrupted=summary["interrupted"].truth(),
+        host={} if host.value is None else {name: field.time() for name, field in host.object().items()},
+        host_reason=document["host_reason"].text(),
+        notes=[note.text() for note in document["notes"].list()],
     )
 
 
-def _entry(found: Mapping[str, Any]) -> Entry:
-    extents = [found[extent] for extent in "mnk"]
-    if not all(type(extent) is int and 0 < extent < 2**63 for extent in extents):
-        raise ValueError(f"extents {extents} are none")
-    shape = Shape(*extents)
-    contestants = {
-        name: Contestant(
-            {series: _sample(times) for series, times in one["times"].items()},
-            str(one["how"]),
-            None if one["error"] is None else float(one["error"]),
-            str(one["reason"]),
-        )
-        for name, one in found["contestants"].items()
-    }
+def _entry(found: Field) -> Entry:
+    shape = Shape(*(found[extent].whole(1, "extent") for extent in "mnk"))
     return Entry(
-        Problem(shape, _one_of(ep.builders.SUITE, found["epilogue"]), _one_of(GROUPS, found["group"])),
-        status=_one_of((MEASURED, FAILED, SKIPPED), found["status"]),
-        **{key: str(found[key]) for key in ("reason", "backend", "kernel", "why")},
-        copies=int(found["copies"]),
-        cold=bool(found["cold"]),
-        contestants=contestants,
-        rounds={series: int(count) for series, count in found["rounds"].items()},
-        seconds=float(found["seconds"]),
+        Problem(shape, found["epilogue"].one_of(ep.builders.SUITE), found["group"].one_of(GROUPS)),
+        status=found["status"].one_of((MEASURED, FAILED, SKIPPED)),
+        **{key: found[key].text() for key in ("reason", "backend", "kernel", "why")},
+        copies=found["copies"].whole(),
+        cold=found["cold"].truth(),
+        contestants={name: _contestant(one) for name, one in found["contestants"].object().items()},
+        rounds={series: rounds.whole() for series, rounds in found["rounds"].object().items()},
+        seconds=found["seconds"].number(),
     )
 
 
-def _sample(found: Mapping[str, Any]) -> Sample:
-    return Sample(_positive(found["median_us"]), float(found["iqr_us"]), int(found["calls"]))
+def _contestant(found: Field) -> Contestant:
+    error = found["error"]
+    return Contestant(
+        {series: _sample(times) for series, times in found["times"].object().items()},
+        found["how"].text(),
+        None if error.value is None else error.number(),
+        found["reason"].text(),
+    )
 
 
-def _positive(value: Any) -> float:
-    number = float(value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{value!r} is no time")
-    return number
-
-
-def _one_of(known: Any, value: Any) -> str:
-    if value not in known:
-        raise ValueError(f"{value!r} is none of {', '.join(known)}")
-    return str(value)
+def _sample(found: Field) -> Sample:
+    return Sample(found["median_us"].time(), found["iqr_us"].number(), found["calls"].whole(1))
 
 
 def merge(runs: Sequence[Results]) -> Results:

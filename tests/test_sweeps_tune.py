@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tuner_support import H200, call_on_h200, knowing, result_of
+from tuner_support import H200, call_on_h200, in_hours, knowing, result_of
 
 from gemm_ops.tuner import known, tune
 from gemm_ops.tuner.records import write_records
@@ -74,6 +74,17 @@ def test_what_cannot_be_kept_is_an_error(
     assert (code, out) == (2, "") and "--merge" in err and "cannot be read or written" in err and err.count("\n") == 1
 
 
+def test_results_of_dates_to_come_are_not_merged(
+    knowing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, later = (result_of(call_on_h200(m, 64, 64), {KERNEL: 1.0}) for m in (64, 128))
+    file = tmp_path / "results.json"
+    file.write_text(write_records(H200.name, [here, dataclasses.replace(later, date="9999-12-31 23:59:59")]))
+    code, out, err = run(capsys, "--merge", str(file))
+    assert (code, out) == (2, "") and err.count("\n") == 1 and not known.users_results(H200.name)
+    assert f"--merge: '{file}': result 2: the date of 128 x 64 x 64, bf16" in err and "is to come: 9999-12-31" in err
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -97,7 +108,7 @@ def test_results_are_merged_shown_and_exported(
     knowing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = (result_of(call_on_h200(m, 64, 64), {"a": 1.0, "b": 2.0}) for m in (64, 128))
-    newer = dataclasses.replace(old, us={"a": 3.0, "b": 2.5}, best="b", date="2027-01-01 00:00:00")
+    newer = dataclasses.replace(old, us={"a": 3.0, "b": 2.5}, best="b", date=in_hours(-0.01))
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     first.write_text(write_records(H200.name, [old, new]))
     second.write_text(write_records(H200.name, [newer]))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gemm_support import resolved
 from torch import Tensor
-from tuner_support import H200, Told, call_on_h200, knowing, result_of
+from tuner_support import H200, Told, call_on_h200, in_hours, knowing, result_of
 
 import epilogues as ep
 import gemm_ops
@@ -113,6 +113,8 @@ def test_files_that_are_none(text: str) -> None:
         ("date", "yesterday"),
         ("date", "2026-11-30T12:00:00Z"),
         ("date", None),
+        ("date", "2026-13-01 00:00:00"),
+        ("date", "\uff12026-11-30 12:00:00"),
     ],
 )
 def test_a_result_that_makes_no_sense_is_passed_over_alone(field: str, value: object) -> None:
@@ -122,6 +124,21 @@ def test_a_result_that_makes_no_sense_is_passed_over_alone(field: str, value: ob
     records, faults = read_records(json.dumps(found))
     assert records == (good,) and len(faults) == 1 and faults[0].startswith("result 2: ")
     assert faults[0].isprintable()
+
+
+def test_a_result_of_a_date_to_come_is_passed_over(knowing: Path) -> None:
+    """It would count before all that is measured until then."""
+    soon, late = (
+        result_of(call_on_h200(m, 64, 64), {"a": 1.0}, date=in_hours(hours)) for m, hours in ((64, 23), (128, 25))
+    )
+    path = known.users_file(H200.name)
+    known.merge_into(path, H200.name, {each.key: each for each in (soon, late)})
+    with pytest.warns(RuntimeWarning, match=rf"a result is passed over: .* 128 x .* is to come: {late.date}, while"):
+        assert known.all_of(H200.name) == {soon.key: soon}
+    with pytest.raises(RecordError, match=r"128 x 64 x 64, bf16.* is to come: .* this machine's clock says"):
+        known.read_file(path)
+    known.merge_into(known.shipped_file(H200.name), H200.name, {late.key: late})
+    assert known.find(*late.key) == late, "the package is right where a clock is not"
 
 
 def test_every_class_of_ours_reads_as_one() -> None:
@@ -145,7 +162,7 @@ def test_results_are_found_again_by_other_processes(knowing: Path) -> None:
     assert known.users_file(H200.name) == knowing / "tuning" / "nvidia-h200.json"
     known.forget()
     assert known.find(*record.key) == record
-    other = dataclasses.replace(record, us={"a": 2.0}, date="2027-01-01 00:00:00")
+    other = dataclasses.replace(record, us={"a": 2.0}, date=in_hours(-0.01))
     known.merge_into(known.users_file(H200.name), H200.name, {other.key: other})  # as another process would
     assert known.find(*record.key) == other
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gemm_ops import dispatch
 from gemm_ops.kernels.selection import Target
 from gemm_ops.tuner import known
 from gemm_ops.tuner.classes import ProblemClass, problem_class, tree_class
-from gemm_ops.tuner.records import Measured, pick_best
+from gemm_ops.tuner.records import DATE_FORMAT, Measured, pick_best, utc_now
 
 H200 = Target((9, 0), 132, "NVIDIA H200")
 
@@ -37,6 +38,11 @@ def result_of(call: dispatch.Call, us: Mapping[str, float], **others: str) -> Me
     """A result of the call's class."""
     fields = {"date": "2026-11-30 12:00:00", "model": next(iter(us))} | others
     return Measured(class_of(call), tree_class(call.tree), dict(us), pick_best(us), rounds=9, **fields)  # type: ignore[arg-type]
+
+
+def in_hours(hours: float) -> str:
+    """The date of a result of so many hours from now; before now, if negative."""
+    return (utc_now() + datetime.timedelta(hours=hours)).strftime(DATE_FORMAT)
 
 
 @pytest.fixture

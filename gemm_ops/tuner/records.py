@@ -27,12 +27,14 @@ Contract: a file is JSON of one device, made to be read by people too::
 Times are microseconds of the GPU, medians over rounds in which all took turns (:mod:`.measuring`); what was dropped
 early as slow has fewer rounds than the rest.  Names of kernels are those of
 :func:`gemm_ops.kernels.candidates.name_of`; one that is in the pool no more is passed over by whoever reads the result.
-A file of another format is refused as a whole, and a result that does not make sense alone.
+A file of another format is refused as a whole, and a result that does not make sense alone; so is one of a date that
+is to come, which would count before all that is measured until then.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -58,7 +60,11 @@ FUSED_MARGIN = {TWO_PASSES: 1.01, BY_OPERATIONS: 1.01, CUBLAS_ALONE: 0.98}
 _EXTENTS = ("m", "n", "k", "batch")
 _MOST_DIGITS = 19
 _MOST_MICROSECONDS = 1e12
-_DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.ASCII)
+#: How dates are written, all of UTC.
+DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+#: Clocks differ, and some tell the local time for UTC.
+_EARLY = datetime.timedelta(days=1)
 _PROBLEM = re.compile(
     r"(?:(?P<batch>\d+) of )?(?P<m>\d+) x (?P<n>\d+) x (?P<k>\d+), (?P<element>bf16|f16), "
     r"(?P<layouts>(?:row|column)/(?:row|column)), (?P<access>.+)",
@@ -175,8 +181,17 @@ def _to_json(record: Measured) -> dict[str, Any]:
     }
 
 
-def read_records(text: str) -> tuple[tuple[Measured, ...], tuple[str, ...]]:
+def utc_now() -> datetime.datetime:
+    """What this machine's clock says, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+
+
+def read_records(text: str, now: datetime.datetime | None = None) -> tuple[tuple[Measured, ...], tuple[str, ...]]:
     """The results in a file's text, and what is wrong with those that are none, in words.
+
+    Args:
+        text: the file's.
+        now: in UTC; a result of more than a day later is none.  By default, results may have any date.
 
     Raises:
         RecordError: if the file as a whole is none.
@@ -194,13 +209,13 @@ def read_records(text: str) -> tuple[tuple[Measured, ...], tuple[str, ...]]:
     good, faults = [], []
     for place, entry in enumerate(results):
         try:
-            good.append(_from_json(device, entry))
+            good.append(_from_json(device, entry, now))
         except RecordError as error:
             faults.append(f"result {place + 1}: {error}")
     return tuple(good), tuple(faults)
 
 
-def _from_json(device: str, entry: object) -> Measured:
+def _from_json(device: str, entry: object, now: datetime.datetime | None) -> Measured:
     if not isinstance(entry, dict):
         raise RecordError("no object")
     match = _PROBLEM.fullmatch(str(entry.get("problem")))
@@ -219,14 +234,27 @@ def _from_json(device: str, entry: object) -> Measured:
         raise RecordError(f"no times of {entry['problem']}")
     if not isinstance(entry.get("best"), str) or entry["best"] not in times:
         raise RecordError(f"the best of {entry['problem']} has no time")
-    if not _DATE.fullmatch(str(entry.get("date"))):  # results are told by it: the newer one counts
-        raise RecordError(f"the date of {entry['problem']} is not such as 2026-11-30 22:15:00: {entry.get('date')!r}")
+    if fault := _fault_of_date(entry.get("date"), now):
+        raise RecordError(f"the date of {entry['problem']} {fault}")
     texts = {name: str(entry.get(name, "")) for name in ("model", "date", "example")}
     dicts = {name: _texts(entry.get(name)) for name in ("dropped", "versions")}
     rounds = entry.get("rounds")
     us = {str(name): float(time) for name, time in times.items()}
     rounds = rounds if isinstance(rounds, int) else 0
     return Measured(problem, str(entry.get("epilogue")), us, entry["best"], rounds=rounds, **texts, **dicts)  # type: ignore[arg-type]
+
+
+def _fault_of_date(given: object, now: datetime.datetime | None) -> str:
+    """What is wrong with a date, in words: results are told by it, of two of a class the newer one counts."""
+    try:
+        date = datetime.datetime.strptime(given, DATE_FORMAT) if _DATE.fullmatch(str(given)) else None  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # such as a month 13
+        date = None
+    if date is None:
+        return f"is not such as 2026-11-30 22:15:00: {given!r}"
+    if now is not None and date - now > _EARLY:
+        return f"is to come: {given}, while this machine's clock says {now:{DATE_FORMAT}} (UTC)"
+    return ""
 
 
 def _is_time(value: object) -> bool:

@@ -13,7 +13,6 @@ else than PyTorch is dropped, with its reason, and costs no more than itself.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import itertools
 import sys
 import threading
@@ -55,7 +54,7 @@ from .contenders import (
 )
 from .context import seconds_of_tuning, way_of_tuning
 from .measuring import Stopwatch, measure_in_rounds
-from .records import BY_OPERATIONS, CUBLAS_ALONE, NOT_BUILT, TWO_PASSES, Measured, pick_best
+from .records import BY_OPERATIONS, CUBLAS_ALONE, DATE_FORMAT, NOT_BUILT, TWO_PASSES, Measured, pick_best, utc_now
 from .stopwatch import CudaStopwatch, copies_of_weight
 
 #: How many kernels of a problem are built at most.
@@ -235,7 +234,7 @@ def measure_task(
         model=task.candidates[0].name,
         dropped=dict(task.dropped),
         rounds=rounds.count,
-        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
+        date=utc_now().strftime(DATE_FORMAT),
         versions=versions(),
         example=call.epilogue.name,
     )

@@ -87,6 +87,15 @@ def test_files_that_are_none(text: str) -> None:
         read_records(text)
 
 
+@pytest.mark.parametrize("name", ["", " ", "GPU\x1b[2J", "a\nb", "x" * 10_000, "\u2026!", "\ud800 H200", 7, None])
+def test_devices_that_have_no_such_name(name: object) -> None:
+    """A file is named after its device, and warnings, tables and reasons name it."""
+    found = json.loads(write_records(H200.name, [result_of(call_on_h200(64, 64, 64), {"a": 1.0})]))
+    with pytest.raises(RecordError, match="device") as error:
+        read_records(json.dumps({**found, "device": name}))
+    assert str(error.value).isprintable() and len(str(error.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

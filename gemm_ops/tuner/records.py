@@ -59,6 +59,7 @@ FUSED_MARGIN = {TWO_PASSES: 1.01, BY_OPERATIONS: 1.01, CUBLAS_ALONE: 0.98}
 
 _EXTENTS = ("m", "n", "k", "batch")
 _MOST_DIGITS = 19
+_LONGEST_NAME = 100  # of a device; drivers have up to 40 characters
 _MOST_MICROSECONDS = 1e12
 _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.ASCII)
 #: How dates are written, all of UTC.
@@ -203,9 +204,9 @@ def read_records(text: str, now: datetime.datetime | None = None) -> tuple[tuple
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         given = found.get("format") if isinstance(found, dict) else None
         raise RecordError(f"not of format {FORMAT}" + (f" but {given!r}" if given is not None else ""))
-    device, results = found.get("device"), found.get("results")
-    if not isinstance(device, str) or not device or not isinstance(results, list):
-        raise RecordError("no device, or no list of results")
+    device, results = _read_device(found.get("device")), found.get("results")
+    if not isinstance(results, list):
+        raise RecordError("no list of results")
     good, faults = [], []
     for place, entry in enumerate(results):
         try:
@@ -213,6 +214,17 @@ def read_records(text: str, now: datetime.datetime | None = None) -> tuple[tuple
         except RecordError as error:
             faults.append(f"result {place + 1}: {error}")
     return tuple(good), tuple(faults)
+
+
+def _read_device(name: object) -> str:
+    """The name of a device: files are named after it, and people read it."""
+    if not isinstance(name, str) or not name:
+        raise RecordError("no device")
+    if len(name) > _LONGEST_NAME:
+        raise RecordError(f"the name of the device is {len(name)} characters long: {name[:_LONGEST_NAME]!r} ...")
+    if not name.isprintable() or not re.search("[a-zA-Z0-9]", name):
+        raise RecordError(f"{name!r} is no name of a device")
+    return name
 
 
 def _from_json(device: str, entry: object, now: datetime.datetime | None) -> Measured:

@@ -220,6 +220,17 @@ def test_what_cannot_be_read_is_not_replaced(knowing: Path, monkeypatch: pytest.
     assert not path.with_name(f"{path.name}.broken").exists()
 
 
+def test_a_file_stays_that_of_its_device(knowing: Path) -> None:
+    """Of names that give the same name of a file, the first has it: all in a file are of one device."""
+    first = result_of(call_on_h200(64, 64, 64), {"a": 1.0})
+    other = dataclasses.replace(first, problem=dataclasses.replace(first.problem, device="nvidia (h200)"))
+    known.remember([first])
+    with pytest.warns(RuntimeWarning, match="not kept"):
+        (why,) = known.remember([other])
+    assert "it has results of the NVIDIA H200, not of the nvidia (h200)" in why
+    assert known.read_file(known.users_file(H200.name)) == (first,)
+
+
 def test_what_is_not_understood_is_kept_beside_the_file(knowing: Path) -> None:
     path = known.users_file(H200.name)
     first, second, new = (result_of(call_on_h200(m, 64, 64), {"a": 1.0}) for m in (64, 128, 192))

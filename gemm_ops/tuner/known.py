@@ -120,13 +120,15 @@ def merge_into(path: Path, device: str, results: Results) -> None:
     """Adds results of a device to a file.  What of it cannot be understood is kept beside it.
 
     Raises:
-        OSError: if it cannot be written, or is there and cannot be read.
+        OSError: if it cannot be written, or is there and cannot be read, or is another device's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():
             path.read_bytes()  # what cannot be read is not to be replaced
         there = _read(path, put_aside=True)
+        if others := {problem.device for problem, _ in there} - {device}:  # the names differ in signs alone
+            raise OSError(f"it has results of the {others.pop()}, not of the {device}")
         text = write_records(device, {**there, **results}.values())
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:

@@ -131,7 +131,7 @@ def run(options: argparse.Namespace, cases: Sequence[Case], epilogues: Mapping[s
     shown = _figures(options).driver_name if options.show and options.device is not None else ""
     for name, records in merged:
         newer = _newer(records)
-        if unkept := known.remember(newer):
+        if unkept := known.remember(newer, quiet=True):
             raise InputError(f"--merge: {name!r}: {one_line(unkept[0])}")
         text = (
             f"{count(len(records), 'result')} in {name}: {len(newer)} new or newer, {len(records) - len(newer)} known"

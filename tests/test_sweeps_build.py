@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 from build_support import FAILS, SPEC, WRITES, Install, count, fresh, install
@@ -43,6 +44,22 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def kernels() -> set[str]:
     folder = cache_folder() / "kernels"
     return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+
+
+def test_a_cache_that_cannot_be_written_is_said_once(
+    install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel has a lock of its own in a cache that others made and may write."""
+
+    def refuse(self: filelock.FileLock, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", self.lock_file)
+
+    runs = install(WRITES)
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    code, out, err = run(capsys, *ONE, "--shapes", "4096x4096x4096")
+    assert (code, err) == (1, "") and count(runs) == 0 and out.splitlines()[-1].endswith("2 failed")
+    why = f"the kernel cache {cache_folder()} cannot be written (locks: Permission denied): point GEMM_OPS_CACHE to"
+    assert out.count(str(cache_folder())) == 1 and why in out
 
 
 def test_builds_what_the_calls_need(install: Install, capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,11 +152,13 @@ def open_slot(root: Path, key: str, is_there: Callable[[], bool]) -> Iterator[Bu
     try:
         for name in ("kernels", "locks", "building", "failed"):
             (root / name).mkdir(parents=True, exist_ok=True)
+        name = "locks"
         lock = filelock.FileLock(root / "locks" / f"{key}.lock")
         lock.acquire()
-    except OSError as error:
+    except OSError as error:  # in words that are the same for all kernels, so that a report says them once
+        reason = f"{name}: {error.strerror or error}"
         raise ToolchainError(
-            f"the kernel cache {root} cannot be written ({error}): point GEMM_OPS_CACHE to a folder that can"
+            f"the kernel cache {root} cannot be written ({reason}): point GEMM_OPS_CACHE to a folder that can"
         ) from error
     try:
         if is_there():

@@ -88,10 +88,10 @@ def known_files() -> dict[Path, Results]:
     return {path: _read(path) for folder in folders for path in sorted(folder.glob("*.json"))}
 
 
-def remember(records: Iterable[Measured]) -> tuple[str, ...]:
+def remember(records: Iterable[Measured], *, quiet: bool = False) -> tuple[str, ...]:
     """Keeps results, in this process and in the user's file; those of the same classes are replaced.
 
-    Gives why some are in no file, in words, which is said as well; () where all are.
+    Gives why some are in no file, in words, which is said as well unless ``quiet``; () where all are.
     """
     unkept: list[str] = []
     by_device: dict[str, Results] = {}
@@ -104,8 +104,10 @@ def remember(records: Iterable[Measured]) -> tuple[str, ...]:
             try:
                 merge_into(path, device, results)
             except OSError as error:
-                unkept.append(f"what tuning found is not kept: {path} cannot be read or written ({error})")
-                _say(unkept[-1])
+                reason = error.strerror or error
+                unkept.append(f"what tuning found is not kept: {path} cannot be read or written ({reason})")
+                if not quiet:
+                    _say(unkept[-1])
     return tuple(unkept)
 
 

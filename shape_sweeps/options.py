@@ -19,7 +19,7 @@ from .catalogue import FORMULAS, parse_epilogues
 from .cli import EXIT_CODES
 from .environment import choose_device
 from .errors import InputError
-from .shapes import SHAPE_SETS, parse_shapes
+from .shapes import SHAPE_SETS, given_shapes
 
 
 class _Parser(argparse.ArgumentParser):
@@ -196,12 +196,12 @@ def select_for_tuning(
 def _select(
     options: argparse.Namespace, *, device: str, seed: int, default: str = "default"
 ) -> tuple[tuple[cases.Case, ...], dict[str, ep.Epilogue]]:
-    shapes = list(options.shapes or [])
+    shapes = list(given_shapes(options))
     if options.quick:
-        shapes.append("quick")
+        shapes += SHAPE_SETS["quick"].shapes
     epilogues = parse_epilogues(options.epilogues or ["all"])
     chosen = cases.product(
-        parse_shapes(shapes or [default]),
+        tuple(dict.fromkeys(shapes or SHAPE_SETS[default].shapes)),
         cases.parse_dtypes(options.dtypes or ["bf16,fp16"]),
         epilogues,
         operation=options.operation,

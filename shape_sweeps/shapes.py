@@ -154,14 +154,27 @@ def parse_shapes(values: Iterable[str], where: str = "--shapes") -> tuple[Shape,
 
 
 def add_positional(parser: argparse.ArgumentParser) -> None:
-    """Shapes without an option before them; :func:`take_positional` adds them to those of ``--shapes``."""
+    """Shapes without an option before them."""
     parser.add_argument("more_shapes", nargs="*", metavar="SHAPES", help="as --shapes")
 
 
-def take_positional(options: argparse.Namespace) -> None:
-    """Makes ``options.shapes`` all shapes that are given; None if there are none."""
-    options.shapes = [*(options.shapes or []), *options.more_shapes] or None
-    options.more_shapes = []
+def has_shapes(options: argparse.Namespace) -> bool:
+    """Whether shapes are named, with ``--shapes`` or without."""
+    return bool(options.shapes or getattr(options, "more_shapes", None))
+
+
+def given_shapes(options: argparse.Namespace) -> dict[Shape, str]:
+    """The shapes that are named, and where each is: what an error about it begins with.
+
+    Raises:
+        InputError: as :func:`parse_shapes`; of shapes without an option it names the command.
+    """
+    places = {"--shapes": options.shapes, options.command: getattr(options, "more_shapes", None)}
+    found: dict[Shape, str] = {}
+    for where, values in places.items():
+        for shape in parse_shapes(values, where) if values else ():
+            found.setdefault(shape, where)
+    return found
 
 
 def read_extents(digits: Iterable[str], item: str, where: str) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ from .environment import choose_device as choose_present_device
 from .errors import InputError, OutputError, one_line
 from .inputs import make_inputs, placeholder_inputs
 from .outputs import Output, prepare
-from .shapes import add_positional, take_positional
+from .shapes import add_positional, has_shapes
 from .tune_calls import Wanted, wanted_calls
 
 EXIT_CODES = """\
@@ -94,8 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def wants_cases(options: argparse.Namespace) -> bool:
     """Whether problems are to be measured or listed; else it is about files alone."""
-    take_positional(options)
-    named = options.shapes or options.quick or options.epilogues or options.dtypes or options.dry_run
+    named = has_shapes(options) or options.quick or options.epilogues or options.dtypes or options.dry_run
     return bool(named) or not (options.show or options.merge or options.export)
 
 

@@ -50,7 +50,7 @@ def test_without_a_gpu_it_is_one_line(knowing: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["64x64", "--dry-run"], "neither a shape"),
+        (["64x64", "--dry-run"], "error: tune: '64x64' is neither a shape"),
         (["64x64x64", "--dry-run", "--device", "h300"], "--device: unknown device 'h300'"),
         (["--merge", "nowhere.json"], "--merge: 'nowhere.json': No such file or directory"),
         (["--merge", __file__], "no JSON"),

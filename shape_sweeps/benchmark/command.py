@@ -26,7 +26,7 @@ from ..environment import choose_device, describe, describe_driver
 from ..errors import InputError, ReportLost
 from ..outputs import Output, check_distinct, prepare, write_or_complain
 from ..report import Progressing
-from ..shapes import SHAPE_SETS, Shape, add_positional, parse_shapes, take_positional
+from ..shapes import SHAPE_SETS, Shape, add_positional, given_shapes, has_shapes
 from ..streams import Stream
 from . import picture, tables
 from .document import from_json, merge, to_json
@@ -107,7 +107,6 @@ def run(options: argparse.Namespace, arguments: Sequence[str], stdout: Stream) -
         InputError: before anything is measured.
         ReportLost: standard output is, and there are no results to be written elsewhere.
     """
-    take_positional(options)
     outputs = _outputs(options)
     console = report.make_console(stdout_taken=any(output.is_stdout for output in outputs.values()))
     if options.replay:
@@ -260,7 +259,7 @@ def _settings(options: argparse.Namespace, device: str) -> Settings:
 
 
 def _takes_small_shapes(options: argparse.Namespace, device: str) -> bool:
-    return torch.device(device).type != "cuda" and not options.shapes
+    return torch.device(device).type != "cuda" and not has_shapes(options)
 
 
 def _choose(options: argparse.Namespace, device: str) -> tuple[Problem, ...]:
@@ -271,13 +270,13 @@ def _choose(options: argparse.Namespace, device: str) -> tuple[Problem, ...]:
     """
     groups = parse_groups(options.group) if options.group else tuple(GROUPS)
     epilogues = parse_epilogues(options.epilogues or ["all"])
-    if options.shapes:
-        shapes: Sequence[Shape] = [shape for shape in parse_shapes(options.shapes) if group_of(shape) in groups]
-        empty = [shape for shape in shapes if 0 in (shape.m, shape.n, shape.k)]
-        if empty:
-            raise InputError(f"--shapes: {str(empty[0])!r} has nothing to measure")
+    if given := given_shapes(options):
+        for shape, where in given.items():
+            if 0 in (shape.m, shape.n, shape.k):
+                raise InputError(f"{where}: {str(shape)!r} has nothing to measure")
+        shapes: Sequence[Shape] = [shape for shape in given if group_of(shape) in groups]
         if not shapes:
-            raise InputError(f"--group: none of the shapes of --shapes is {' or '.join(groups)}")
+            raise InputError(f"--group: none of the shapes is {' or '.join(groups)}")
     else:
         table = SMALL_GROUPS if _takes_small_shapes(options, device) else GROUPS
         shapes = [shape for group in groups for shape in table[group]]
@@ -297,13 +296,13 @@ def _replay(options: argparse.Namespace) -> Results:
     results = merge([_read(name) for name in options.replay])
     groups = parse_groups(options.group) if options.group else tuple(GROUPS)
     epilogues = parse_epilogues(options.epilogues or ["all"])
-    shapes = set(parse_shapes(options.shapes)) if options.shapes else None
+    shapes = given_shapes(options)
     kept = [
         entry
         for entry in results.entries
         if entry.problem.group in groups
         and entry.problem.epilogue in epilogues
-        and (shapes is None or entry.problem.shape in shapes)
+        and (not shapes or entry.problem.shape in shapes)
     ]
     if not kept and results.entries:
         raise InputError("--replay: none of the entries is of those shapes, groups and epilogues")

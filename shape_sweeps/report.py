@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemm_ops.build.buildable import Buildable
-from gemm_ops.printable import printable_lines
+from gemm_ops.printable import printable, printable_lines
 
 from .records import FAILED, PASSED, SKIPPED, CaseRecord, Sweep
 from .runner import Observer
@@ -39,7 +39,14 @@ _MAX_REASON = 600  # characters: a compiler's output is for the JSON file
 
 
 class _Console(Console):
-    """Writes control characters out, wherever they come from: names in files, say, and a terminal would obey them."""
+    """Writes control characters out, wherever they come from: names in files, say, and a terminal would obey them.
+
+    Strings are written out before rich has them: it drops some of these characters, such as a carriage return, makes
+    spaces of tabs, and takes what stands between colons for the name of a picture.
+    """
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable_lines(text), **{**options, "emoji": False})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -47,6 +54,11 @@ class _Console(Console):
                 yield segment
             else:
                 yield Segment(printable_lines(segment.text), segment.style)
+
+
+def line_of(text: str, style: str = "") -> Text:
+    """A line, or a cell of a table, in a style; rich's own class drops some control characters."""
+    return Text(printable(text), style=style)
 
 
 def make_console(*, stdout_taken: bool = False) -> Console:
@@ -229,7 +241,7 @@ def print_kernels(
                 footnotes.append(errors[kernel.key])
             text, style = f"failed ({footnotes.index(errors[kernel.key]) + 1})", _COLOURS[FAILED]
         problems = first + (f" and {len(others)} more" if others else "")
-        table.add_row(Text(kernel.title), Text(problems), Text(text, style=style))
+        table.add_row(line_of(kernel.title), line_of(problems), line_of(text, style))
     console.print(table)
     for number, footnote in enumerate(footnotes, start=1):
         console.print(f"({number}) {shorten(footnote)}", soft_wrap=True)
@@ -276,7 +288,7 @@ def _table(records: Sequence[CaseRecord], *, plain: bool) -> tuple[Table, list[s
             _route_text(record, footnote),
             *(_columns(errors, 3, "{:.2e}")),
             *(_columns(speedups, 2, "{:.2f}")),
-            Text(status, style=_COLOURS[record.status]),
+            line_of(status, _COLOURS[record.status]),
         )
     return table, footnotes
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gemm_ops.explain.units import count
-from gemm_ops.printable import printable
 from gemm_ops.tuner.known import Results
 from gemm_ops.tuner.records import TWO_PASSES, UNFUSED, Measured
 
@@ -36,7 +34,8 @@ def print_candidates(console: Console, rows: Sequence[tuple[str, str, float, boo
         return
     table = _table(console, "problem", "candidate", numbers=("expected us", "kernel"))
     for problem, name, expected, is_built in rows:
-        table.add_row(Text(problem), Text(name), f"{expected:.1f}", report.THERE if is_built else "to build")
+        kernel = report.THERE if is_built else "to build"
+        table.add_row(report.line_of(problem), report.line_of(name), f"{expected:.1f}", kernel)
     console.print(table)
 
 
@@ -46,15 +45,15 @@ def print_results(console: Console, results: Sequence[Measured]) -> None:
         return
     table = _table(console, "problem", "candidate", numbers=("us", "model/this", "two passes/this", ""))
     for measured in results:
-        problem = f"{measured.problem.extents} {measured.problem.element} {printable(measured.example)}"
+        problem = f"{measured.problem.extents} {measured.problem.element} {measured.example}"
         if measured.problem.access != "aligned":
             problem += f", {measured.problem.access}"
         for name in _shown(measured):
             time = measured.us[name]
             others = (measured.us.get(measured.model), measured.us.get(TWO_PASSES))
             ratios = ["-" if other is None else f"{other / time:.2f}" for other in others]
-            mark = Text("best", style="green") if name == measured.best else Text("")
-            table.add_row(Text(problem), Text(printable(name)), f"{time:.1f}", *ratios, mark)
+            mark = report.line_of("best", "green") if name == measured.best else ""
+            table.add_row(report.line_of(problem), report.line_of(name), f"{time:.1f}", *ratios, mark)
     console.print(table)
     console.print(
         "us: of the GPU, medians of interleaved rounds, the weight from memory; model/this, two passes/this: time of"
@@ -101,7 +100,7 @@ def print_known(console: Console, files: Mapping[Path, Results], device: str = "
             model = f"{record.us[record.model] / best:.2f}" if record.model in record.us else "-"
             what = f"{problem.extents} {problem.element} {problem.layouts} {problem.access}"
             table.add_row(
-                *(Text(printable(text)) for text in (problem.device, what, record.tree, record.best)),
+                *map(report.line_of, (problem.device, what, record.tree, record.best)),
                 f"{best:.1f}",
                 model,
                 record.date[:10],

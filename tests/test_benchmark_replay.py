@@ -78,10 +78,13 @@ def test_control_characters_of_a_file_are_written_out(capsys: pytest.CaptureFixt
     results = made_up_results()
     results.environment["device_name"] = "H\x1b[2J200"
     results.notes.append("a\x1b]0;title\x07note")
+    results.entries[0].kernel = "sm90\x07\x08\nforged"
+    results.host, results.host_reason = {}, "no\rtime"
     path = tmp_path / "run.json"
     path.write_text(document.to_json(results))
     _, out, _ = run(capsys, "benchmark", "--replay", str(path))
-    assert r"H\x1b[2J200" in out and r"a\x1b]0;title" in out and not set("\x1b\x07") & set(out)
+    assert r"H\x1b[2J200" in out and r"a\x1b]0;title\x07note" in out and not set("\x1b\x07\x08\r") & set(out)
+    assert r"sm90\x07\x08\nforged" in out and r"no\rtime" in out
     _, out, _ = run(capsys, "benchmark", "--replay", str(path), "--markdown", "-")
     assert out.startswith("Measured on ") and r"H\x1b[2J200" in out and "\x1b" not in out
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.table import Table
 from tuner_support import H200, call_on_h200, in_hours, knowing, result_of
 
 from gemm_ops.tuner import known, tune
@@ -194,6 +195,22 @@ def test_control_characters_in_files_do_not_reach_the_terminal(
     console = io.StringIO()
     report._Console(file=console, width=200).print("one\ntwo\x1b[3J three", soft_wrap=True)
     assert console.getvalue() == "one\ntwo\\x1b[3J three\n"
+
+
+def test_no_character_of_a_name_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich drops some, makes spaces of a tab, and pictures of names between colons; all are shown as they are."""
+    name, shown = "a\rb\x07c\x08d\x0be\x0cf\tg :x: h", r"a\rb\x07c\x08d\x0be\x0cf\tg :x: h"
+    console = report.make_console()
+    tune_report.print_candidates(console, [(name, name, 1.0, True)])
+    tune_report.print_results(console, [result_of(call_on_h200(64, 64, 64), {name: 1.0}, example=name)])
+    console.print(name)
+    console.print(name, style="bold", soft_wrap=True)
+    console.print(report.line_of(name, "bold"))
+    table = Table("heading")
+    table.add_row(name)
+    console.print(table)
+    out = capsys.readouterr().out
+    assert out.count(shown) == 8, out
 
 
 def test_a_dry_run_says_what_is_known(knowing: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,11 @@ from itertools import groupby
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gemm_ops.explain.units import count
 from gemm_ops.printable import printable_lines
 
-from ..report import shorten
+from ..report import line_of, shorten
 from .document import geomeans
 from .results import FAILED, MEASURED, SKIPPED, Entry, Results, geomean, values_of
 from .suite import COMPILE, CUBLASLT, EAGER, FUSED, GROUPS, MISALIGNED, MM, ROUNDED_MM
@@ -80,7 +79,7 @@ def print_tables(console: Console, results: Results) -> None:
         console.print(f"note: {shorten(note)}", soft_wrap=True)
     console.print("\ntargets")
     for outcome in judge(results):
-        line = Text(f"  {outcome.verdict:12} {outcome.target.name}: {outcome.text}")
+        line = line_of(f"  {outcome.verdict:12} {outcome.target.name}: {outcome.text}")
         line.stylize(_COLOURS[outcome.verdict], 2, 14)
         console.print(line, soft_wrap=True)
     console.print(summary(results))
@@ -134,14 +133,14 @@ def _entries_table(entries: Sequence[Entry], footnotes: list[str], *, plain: boo
         table.add_row(
             str(entry.problem.shape),
             entry.problem.epilogue,
-            f"{entry.backend} {entry.kernel or _footnote(entry.why, footnotes)}" if entry.backend else "-",
+            line_of(f"{entry.backend} {entry.kernel or _footnote(entry.why, footnotes)}" if entry.backend else "-"),
             _number(entry.time_us(FUSED), "{:.1f}"),
             _number(_spread_us(entry), "{:.1f}"),
             *(_number(value, "{:.2f}") for value in _ratios(entry)),
             *(_number(_error(entry, name), "{:.2e}") for name in (FUSED, EAGER)),
-            Text(
+            line_of(
                 entry.status + (f" {_footnote(entry.reason, footnotes)}" if entry.reason else ""),
-                style=_COLOURS.get(entry.status, ""),
+                _COLOURS.get(entry.status, ""),
             ),
         )
     return table

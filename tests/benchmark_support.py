@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shape_sweeps import cli
@@ -60,3 +62,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     code = cli.main(list(arguments))
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+def check_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str, folder: Path) -> None:
+    """``benchmark`` says so in one line, and leaves the folder as it is."""
+    before = sorted(folder.iterdir())
+    code, out, err = run(capsys, "benchmark", *arguments)
+    assert code == 2 and not out
+    assert err.startswith("shape-sweeps: error: ") and err.count("\n") == 1 and expected in err
+    assert sorted(folder.iterdir()) == before

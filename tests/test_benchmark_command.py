@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmark_support import run
+from benchmark_support import check_refused, run
 
 from shape_sweeps import graph_timing
 from shape_sweeps.benchmark import contenders, document, runner, suite
@@ -275,11 +275,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.iterdir())
-    code, out, err = run(capsys, "benchmark", *arguments)
-    assert code == 2 and not out
-    assert err.startswith("shape-sweeps: error: ") and err.count("\n") == 1 and expected in err
-    assert sorted(tmp_path.iterdir()) == before
+    check_refused(capsys, arguments, expected, tmp_path)
 
 
 def test_peers_are_chosen_and_left_out() -> None:

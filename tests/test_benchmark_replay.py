@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_support import made_up, made_up_results, run
+from benchmark_support import check_refused, made_up, made_up_results, run
 
 from shape_sweeps.benchmark import document, tables
 from shape_sweeps.errors import InputError
@@ -133,11 +133,7 @@ def test_a_bad_file_is_one_line_and_exit_code_2(
     }.items():
         (tmp_path / f"{name}.json").write_text(text)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\xd8")
-    before = sorted(tmp_path.iterdir())
-    code, out, err = run(capsys, "benchmark", *arguments)
-    assert code == 2 and not out
-    assert err.startswith("shape-sweeps: error: ") and err.count("\n") == 1 and expected in err
-    assert sorted(tmp_path.iterdir()) == before
+    check_refused(capsys, arguments, expected, tmp_path)
 
 
 _FUSED = ("entries", 0, "contestants", "fused")

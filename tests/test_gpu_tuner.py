@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,13 @@ def test_the_stopwatch_reads_the_weights_in_turn() -> None:
     # every other call, and the first has nothing of ours ahead of it
     assert overlapped_launches() - before == (stopwatch.calls["ours"] + 1) // 2 - 1
     assert stopwatch.calls["it"] % len(weights) == 0 and 1 < stopwatch.time("it") < 1000
+
+
+def test_the_device_rests_after_a_replay() -> None:
+    _, weight, _ = tensors(512, 4096, 4096)
+    x = torch.randn(4096, 4096, device="cuda").bfloat16()
+    watch = CudaStopwatch(weight.device, copies_of_weight(weight.t()))
+    watch.add("product", lambda b: x @ b)
+    began = time.perf_counter()
+    us = sum(watch.time("product") for _ in range(5)) * watch.calls["product"]
+    assert (time.perf_counter() - began) * 1e6 > 3.5 * us

@@ -148,7 +148,7 @@ class Measured:
 
 
 def pick_best(us: Mapping[str, float]) -> str:
-    """The fastest fused kernel, unless an unfused way is faster by :data:`FUSED_MARGIN`; then the fastest of those.
+    """The fastest fused kernel, if :data:`FUSED_MARGIN` allows it beside every unfused way; else the fastest of those.
 
     Args:
         us: name -> time, of at least one.
@@ -259,10 +259,10 @@ def _from_json(device: str, entry: object, now: datetime.datetime | None) -> Mea
 def _fault_of_date(given: object, now: datetime.datetime | None) -> str:
     """What is wrong with a date, in words: results are told by it, of two of a class the newer one counts."""
     try:
-        date = datetime.datetime.strptime(given, DATE_FORMAT) if _DATE.fullmatch(str(given)) else None  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # such as a month 13
-        date = None
-    if date is None:
+        if not isinstance(given, str) or not _DATE.fullmatch(given):  # strptime takes other spellings, too
+            raise ValueError(given)
+        date = datetime.datetime.strptime(given, DATE_FORMAT)
+    except ValueError:  # such as a month 13
         return f"is not such as 2026-11-30 22:15:00: {given!r}"
     if now is not None and date - now > _EARLY:
         return f"is to come: {given}, while this machine's clock says {now:{DATE_FORMAT}} (UTC)"
